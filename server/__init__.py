@@ -1,0 +1,1 @@
+"""Rejoinder: a stateful server for the Responses API in front of stateless model servers."""

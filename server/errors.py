@@ -1,0 +1,220 @@
+"""Every error a client can get, by name: one type, and one constructor for each row of the contract (api.md 5).
+
+What lives here knows no HTTP library and no database. Foreign exceptions are translated where they arise; one place
+(`api.wire`) renders them. A message never quotes what a client or a model wrote, only names, ids and limits.
+"""
+
+from collections.abc import Iterable
+
+
+class ApiError(Exception):
+    """An answer that is not a success.
+
+    `status` is HTTP's; `message`, `type`, `param` and `code` are the members of the body's `error`. `retry_after` is
+    the header's value as the upstream sent it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+# --- the body and its members
+
+
+def malformed_json(reason: str) -> ApiError:
+    return ApiError(400, f"We could not parse the JSON body of your request: {reason}.")
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")
+
+
+def missing_parameter(param: str) -> ApiError:
+    return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+
+
+def duplicate_parameter(param: str) -> ApiError:
+    return ApiError(400, f"Duplicate parameter: '{param}'.", param=param, code="invalid_value")
+
+
+def invalid_type(param: str, expected: str, got: str) -> ApiError:
+    message = f"Invalid type for '{param}': expected {expected}, but got {got} instead."
+    return ApiError(400, message, param=param, code="invalid_type")
+
+
+def invalid_value(param: str, supported: Iterable[str]) -> ApiError:
+    names = [f"'{name}'" for name in supported]
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return ApiError(
+        400, f"Invalid value for '{param}'. Supported values are: {listed}.", param=param, code="invalid_value"
+    )
+
+
+def unusable_text(param: str, length_max: int) -> ApiError:
+    message = (
+        f"Invalid '{param}': expected at most {length_max} characters, none of them a control character or a surrogate."
+    )
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def below_minimum(param: str, minimum: float, got: float, kind: str = "integer") -> ApiError:
+    message = f"Invalid '{param}': {kind} below minimum value. Expected a value >= {minimum}, but got {got} instead."
+    return ApiError(400, message, param=param, code=f"{kind}_below_min_value")
+
+
+def above_maximum(param: str, maximum: float, got: float, kind: str = "integer") -> ApiError:
+    message = f"Invalid '{param}': {kind} above maximum value. Expected a value <= {maximum}, but got {got} instead."
+    return ApiError(400, message, param=param, code=f"{kind}_above_max_value")
+
+
+def too_many_properties(param: str, maximum: int, got: int) -> ApiError:
+    message = f"Invalid '{param}': too many properties. Expected at most {maximum}, but got {got} instead."
+    return ApiError(400, message, param=param, code="object_above_max_properties")
+
+
+def string_too_long(param: str, maximum: int, got: int) -> ApiError:
+    message = f"Invalid '{param}': string too long. Expected at most {maximum} characters, but got {got} instead."
+    return ApiError(400, message, param=param, code="string_above_max_length")
+
+
+def nothing_to_answer() -> ApiError:
+    message = 'One of "input" or "previous_response_id" or \'prompt\' or \'conversation\' must be provided.'
+    return ApiError(400, message, param="input", code="missing_required_parameter")
+
+
+def mutually_exclusive(one: str, other: str) -> ApiError:
+    message = f"Mutually exclusive parameters: '{one}' and '{other}' can't be used together."
+    return ApiError(400, message, code="mutually_exclusive_parameters")
+
+
+def not_supported(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param)
+
+
+def tool_not_offered(name: str) -> ApiError:
+    message = f"Tool choice '{name}' not found in 'tools' parameter, or not a tool that the model can call."
+    return ApiError(400, message, param="tool_choice", code="invalid_value")
+
+
+# --- state
+
+
+def response_not_found(response_id: str) -> ApiError:
+    return ApiError(404, f"Response with id '{response_id}' not found.")
+
+
+def previous_response_not_found(response_id: str) -> ApiError:
+    message = f"Previous response with id '{response_id}' not found."
+    return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+
+
+def lost_ancestor(response_id: str) -> ApiError:
+    message = f"The history is broken: the response before '{response_id}' is lost. Nothing was sent to the model."
+    return ApiError(500, message, type="server_error", param="previous_response_id")
+
+
+def conversation_not_found(conversation_id: str) -> ApiError:
+    return ApiError(404, f"Conversation with id '{conversation_id}' not found.")
+
+
+def item_not_found(item_id: str) -> ApiError:
+    message = (
+        f"Item with id '{item_id}' not found. Items are not persisted when `store` is set to false. Try again with "
+        "`store` set to true, or remove this item from your input."
+    )
+    return ApiError(404, message, param="input")
+
+
+def prompt_not_found(prompt_id: str) -> ApiError:
+    return ApiError(404, f"Prompt with id '{prompt_id}' not found.", param="prompt")
+
+
+def cannot_cancel() -> ApiError:
+    return ApiError(400, "Cannot cancel a synchronous response.")
+
+
+def repeated_item_id(item_id: str, param: str) -> ApiError:
+    message = f"Duplicate item found with id '{item_id}'. Remove it from your input: the history or the input has it."
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def call_without_output(call_id: str) -> ApiError:
+    return ApiError(400, f"No tool output found for function call {call_id}.", param="input")
+
+
+def output_without_call(call_id: str) -> ApiError:
+    return ApiError(400, f"No tool call found for function call output with call_id {call_id}.", param="input")
+
+
+def encrypted_only(item_id: str, param: str) -> ApiError:
+    message = (
+        f"Item '{item_id}' holds only encrypted content, which this model server cannot read. Continue from an earlier "
+        'response, remove the item from the input or its conversation, or set `encrypted_only = "omit"` on the server.'
+    )
+    return ApiError(400, message, param=param, code="encrypted_reasoning_not_supported")
+
+
+# --- routes
+
+
+def route_not_found() -> ApiError:
+    return ApiError(404, "Not found.")
+
+
+def method_not_allowed() -> ApiError:
+    return ApiError(405, "Method not allowed.")
+
+
+# --- the upstream, and ourselves
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(400, f"The requested model '{model}' does not exist.", param="model", code="model_not_found")
+
+
+def upstream_refused(
+    status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: str | None = None
+) -> ApiError:
+    """The upstream's own 4xx or 503, in our type: it judged the request, and `message` is its scrubbed first line."""
+    kind = {429: "rate_limit_error", 503: "server_error"}.get(status, "invalid_request_error")
+    return ApiError(status, message, type=kind, param=param, code=code, retry_after=retry_after)
+
+
+def upstream_misconfigured(status: int) -> ApiError:
+    message = f"The model server answered {status}. Its URL or its API key is not configured as it should be."
+    return ApiError(502, message, type="server_error", code="upstream_misconfigured")
+
+
+def upstream_broken(reason: str) -> ApiError:
+    return ApiError(502, f"The model server failed: {reason}", type="server_error")
+
+
+def upstream_unreachable() -> ApiError:
+    return ApiError(503, "The model server cannot be reached.", type="server_error")
+
+
+def upstream_too_slow() -> ApiError:
+    return ApiError(504, "The model server did not answer in time.", type="server_error")
+
+
+def store_unavailable() -> ApiError:
+    return ApiError(503, "The database is not available. Nothing was stored.", type="server_error")
+
+
+def internal() -> ApiError:
+    return ApiError(500, "The server had an error while processing your request.", type="server_error")
