@@ -1,0 +1,275 @@
+"""Every setting of the server: its name, its default, its bounds, and the four places a value can come from.
+
+The command line wins over REJOINDER_* variables, those over the TOML file, that over the defaults here. A setting has
+one name: `reply_timeout_s` in TOML, REJOINDER_REPLY_TIMEOUT_S as a variable, `--data-dir` for `data_dir` as an option.
+A name that is not one of them is an error everywhere, for a misspelt setting is one that silently does nothing.
+No value is ever quoted in an error: it may be a secret put in the wrong place.
+"""
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+from urllib.parse import urlsplit
+
+import msgspec
+
+from server.telemetry import scrubbed_urls
+
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+_MEBIBYTE: Final = 1 << 20
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used. The text is one line, names the setting as it was spelled and never its value."""
+
+
+def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where data lives if nobody says: /var/lib for root, else the user's data directory of the XDG specification.
+
+    Raises ConfigError for a user without a home directory.
+    """
+    if os.geteuid() == 0:
+        return Path("/var/lib/rejoinder")
+    # The specification asks to ignore a relative path here.
+    shared = environment.get("XDG_DATA_HOME", "")
+    if os.path.isabs(shared):
+        return Path(shared, "rejoinder")
+    try:
+        home = environment.get("HOME") or Path.home()
+    except RuntimeError:
+        raise ConfigError("data_dir is needed (--data-dir): this user has no home directory") from None
+    return Path(home, ".local/share/rejoinder")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one server. `load` checks them; names end in their unit, sizes are bytes, times are seconds."""
+
+    upstream: str | None = None
+    """Base URL of the model server (http://host:8000/v1), without a slash at its end. `serve` cannot do without."""
+    upstream_api_key: str | None = None
+    """Sent to the model server as a bearer token. The client's own Authorization never is."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
+    """Port to listen on; 0 takes any free one."""
+    data_dir: Path = msgspec.field(default_factory=default_data_dir)
+    """Where the embedded Postgres keeps its data, absolute. Unused with a `database_url`."""
+    database_url: str | None = None
+    """A Postgres of your own (postgresql://user:password@host:5432/name) instead of the embedded one."""
+    no_migrate: bool = False
+    """Leave the database's schema to `rejoinder migrate` instead of bringing it up to date at start."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe log line that is written."""
+
+    body_bytes_max: Size = 64 * _MEBIBYTE
+    """Largest request body; a larger one is a 413."""
+    # The parsers recurse: past about a thousand levels Python itself gives up, and the request's own frames count.
+    json_depth_max: Annotated[int, msgspec.Meta(ge=1, le=500)] = 200
+    """Deepest nesting of a request body; a deeper one is a 400."""
+    event_bytes_max: Size = 64 * _MEBIBYTE
+    """Largest single event of an upstream's stream."""
+    reply_bytes_max: Size = 256 * _MEBIBYTE
+    """Largest JSON reply of an upstream."""
+    stream_bytes_max: Size = 64 * _MEBIBYTE
+    """How much of a stream a slow reader may leave unread before it is let go."""
+
+    connect_timeout_s: Seconds = 5
+    """Wait for a connection to the upstream."""
+    reply_timeout_s: Seconds = 600
+    """Wait for an upstream's whole JSON reply."""
+    silence_timeout_s: Seconds = 600
+    """Wait for the next byte of an upstream's stream."""
+    first_event_wait_s: Seconds = 5
+    """Wait for the first event behind the upstream's headers before our own first events go out."""
+    keep_alive_interval_s: Seconds = 10
+    """Between the comments that keep a silent stream to the client alive."""
+
+    on_disconnect: Literal["finish", "cancel"] = "finish"
+    """What becomes of a stored turn whose client left: it ends and is stored, or it is cancelled at once."""
+    detached_run_max_s: Seconds = 300
+    """How long a turn may go on without its client before it is cancelled."""
+    encrypted_only: Literal["refuse", "omit"] = "refuse"
+    """Reasoning of which the upstream can read nothing: a 400, or left out of what the upstream gets."""
+
+    pool_size: Annotated[int, msgspec.Meta(ge=1)] = 8
+    """Database connections kept open."""
+    pgbouncer: bool = False
+    """The database is behind PgBouncer in transaction mode: no prepared statements."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, _shown(name, getattr(self, name))) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+SECRETS: Final = ("upstream_api_key", "database_url")
+"""Settings never shown, each of which may also be given as the name of a file that holds it: `<name>_file`."""
+
+_TYPES: Final[dict[str, Any]] = {field.name: field.type for field in msgspec.structs.fields(Config)}
+_NAMES: Final = (*_TYPES, *(f"{name}_file" for name in SECRETS))
+
+
+class _Layer(NamedTuple):
+    """The values of one place, how a setting is spelled there, and whether its values have types or are text."""
+
+    values: Mapping[str, object]
+    spelled: Callable[[str], str]
+    typed: bool
+
+
+def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Config:
+    """The settings of this process. `arguments` are options by setting name, None where one was not given.
+
+    `config` among them, or REJOINDER_CONFIG, names the TOML file. An empty variable counts as absent, as compose files
+    pass them. Raises ConfigError.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    variables = _variables(environment)
+    config_file = given.pop("config", None) or variables.pop("config", None)
+    layers = [
+        _Layer(_file_values(Path(str(config_file))), str, True) if config_file else _Layer({}, str, True),
+        _Layer(variables, lambda name: f"REJOINDER_{name.upper()}", False),
+        _Layer(given, lambda name: f"--{name.replace('_', '-')}", False),
+    ]
+    chosen: dict[str, tuple[str, _Layer]] = {}
+    for layer in layers:
+        chosen |= _named(layer)
+    values: dict[str, Any] = {name: _value(name, source, layer) for name, (source, layer) in chosen.items()}
+    values.setdefault("data_dir", default_data_dir(environment))
+    return Config(**values)
+
+
+def _shown(name: str, value: object) -> object:
+    if name in SECRETS and value is not None:
+        return "***"
+    return scrubbed_urls(value) if isinstance(value, str) else value
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, object]:
+    return {
+        name.removeprefix("REJOINDER_").lower(): value
+        for name, value in environment.items()
+        if name.startswith("REJOINDER_") and value and not _is_service_link(name, value)
+    }
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes set this variable, as it does in every pod beside a service that is called rejoinder."""
+    if re.search(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)", name):
+        return True
+    return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
+
+
+def _file_values(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the configuration file {path} is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the configuration file {path} is not TOML: {error}") from None
+
+
+def _named(layer: _Layer) -> dict[str, tuple[str, _Layer]]:
+    """Setting -> the name its value stands under in this layer: its own, or that of the file which holds it."""
+    named: dict[str, tuple[str, _Layer]] = {}
+    for source in layer.values:
+        if source not in _NAMES:
+            known = _NAMES if layer.typed else (*_NAMES, "config")
+            closest = difflib.get_close_matches(source, known, n=1, cutoff=0)[0]
+            raise ConfigError(f"{layer.spelled(source)} is not a setting; the closest is {layer.spelled(closest)}")
+        name = source if source in _TYPES else source.removesuffix("_file")
+        if name in named:
+            raise ConfigError(f"{layer.spelled(name)} and {layer.spelled(f'{name}_file')} are both given; give one")
+        named[name] = (source, layer)
+    return named
+
+
+def _value(name: str, source: str, layer: _Layer) -> object:
+    spelled = layer.spelled(source)
+    value = layer.values[source]
+    if source != name:
+        value = _held(spelled, value)
+    try:
+        converted: object = msgspec.convert(value, _TYPES[name], strict=layer.typed, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        choices = get_args(_TYPES[name]) if get_origin(_TYPES[name]) is Literal else ()
+        reason = f"Expected one of {', '.join(choices)}" if choices else str(error)
+        raise ConfigError(f"{spelled} cannot be used: {reason}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{spelled} cannot be used: Expected a finite `float`")
+    return _CHECKS[name](spelled, converted) if name in _CHECKS else converted
+
+
+def _held(spelled: str, path: object) -> str:
+    """The secret in a file, without the line end that editors and `echo` put behind it."""
+    if not isinstance(path, str):
+        raise ConfigError(f"{spelled} cannot be used: Expected `str`, the name of a file")
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"the file that {spelled} names cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the file that {spelled} names is not UTF-8") from None
+
+
+def _path(wanted: type, value: object) -> Path:
+    if wanted is not Path or not isinstance(value, str) or not value:
+        raise ValueError("Expected `str`, a path")
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("Expected a path; the home directory it begins with is unknown") from None
+
+
+def _upstream(spelled: str, value: str) -> str:
+    if _has_gaps(value) or not re.match(r"https?://[^/?#]", value, re.IGNORECASE):
+        raise ConfigError(f"{spelled} must be a URL like http://host:8000/v1")
+    parts = urlsplit(value)
+    if parts.query or parts.fragment:
+        raise ConfigError(f"{spelled} must not have a query or a fragment")
+    _check_address(spelled, value)
+    return value.rstrip("/")
+
+
+def _database_url(spelled: str, value: str) -> str:
+    scheme = urlsplit(value).scheme if "://" in value and not _has_gaps(value) else ""
+    if scheme != "postgresql":
+        but = f", not with {scheme}://" if scheme else ""
+        raise ConfigError(f"{spelled} must begin with postgresql://{but}")
+    _check_address(spelled, value)
+    return value
+
+
+def _check_address(spelled: str, url: str) -> None:
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        raise ConfigError(f"{spelled} has a host or a port that cannot be read") from None
+
+
+def _api_key(spelled: str, value: str) -> str:
+    # It becomes part of a header line: what could end that line, or is no ASCII, would fail in every single turn.
+    if not value or _has_gaps(value) or not value.isascii():
+        raise ConfigError(f"{spelled} must be ASCII text without spaces, line ends or control characters")
+    return value
+
+
+def _has_gaps(text: str) -> bool:
+    return any(character.isspace() or not character.isprintable() for character in text)
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], object]]] = {
+    "upstream": _upstream,
+    "upstream_api_key": _api_key,
+    "database_url": _database_url,
+}

@@ -1,0 +1,163 @@
+"""What the server says about itself: structured logs, one JSON object a line. Handed in, never reached for.
+
+Rule of this file: no text of a client, a model or a driver can get into a log by mistake. A field is a short scalar, a
+URL loses its credentials and its query, and an exception is its type and the places in our code it passed, never its
+message: messages of drivers and parsers quote the values they choke on.
+"""
+
+import logging
+import math
+import re
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TextIO
+
+import structlog
+from structlog.typing import EventDict
+
+Field = str | int | float | bool | None
+
+FIELD_CHARACTERS_MAX: Final = 256
+FRAMES_MAX: Final = 6
+
+_PACKAGE = Path(__file__).parent
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s\"'<>]*)")
+
+
+class Telemetry:
+    """Writes events at or above `log_level` (debug, info, warning, error) to `stream`, standard error by default.
+
+    An event is a fixed name in our words (`turn_stored`), its fields are ids, sizes, types, statuses and URLs.
+    """
+
+    def __init__(self, log_level: str = "info", stream: TextIO | None = None) -> None:
+        self._level = _LEVELS[log_level]
+        self._logger: Any = structlog.wrap_logger(
+            structlog.PrintLogger(stream or sys.stderr),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+                _in_reading_order,
+                structlog.processors.JSONRenderer(),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(self._level),
+            context_class=dict,
+        )
+
+    def debug(self, event: str, **fields: Field) -> None:
+        self._logger.debug(event, **_safe(fields))
+
+    def info(self, event: str, **fields: Field) -> None:
+        self._logger.info(event, **_safe(fields))
+
+    def warning(self, event: str, **fields: Field) -> None:
+        self._logger.warning(event, **_safe(fields))
+
+    def error(self, event: str, **fields: Field) -> None:
+        self._logger.error(event, **_safe(fields))
+
+    def crash(self, event: str, error: BaseException, **fields: Field) -> None:
+        """Log an exception nobody expected: its type, its cause's type and our frames it passed, innermost first."""
+        self.error(event, **fields, **_described(error))
+
+    def adopt_library_logs(self) -> None:
+        """Route the standard library's logging through here, so that a process has one kind of line on its stderr.
+
+        For a process that is the server's own (the serve command): the root logger is global, an embedding program's
+        is not ours to take. Libraries speak from warning up; uvicorn tells its start and stop at log level debug.
+        """
+        root = logging.getLogger()
+        root.handlers = [_LibraryRecords(self)]
+        root.setLevel(max(self._level, logging.WARNING))
+        logging.getLogger("uvicorn.error").setLevel(logging.INFO if self._level == logging.DEBUG else logging.WARNING)
+        logging.captureWarnings(True)
+
+
+def scrubbed_urls(text: str) -> str:
+    """`text` with each URL in it reduced to scheme, host, port and path: no credentials, no query, no fragment."""
+    return _URL.sub(lambda match: f"{match[1]}://{_scrubbed_rest(match[2])}", text)
+
+
+def _scrubbed_rest(rest: str) -> str:
+    address = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # An at sign behind the address may end a password that holds an unescaped slash: then nothing of it is certain.
+    if "@" in rest[len(address) :]:
+        return "***"
+    return re.split(r"[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+
+
+class _LibraryRecords(logging.Handler):
+    """A library's record as an event: which logger, from which line, which exception; its text only where it is safe.
+
+    A text may hold values (SQL parameters, header lines), so it is left out, but for uvicorn's lines of information:
+    those tell process ids and addresses of ours.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        super().__init__()
+        self._telemetry = telemetry
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Field] = {"logger": record.name, "source": f"{record.filename}:{record.lineno}"}
+        if record.name == "uvicorn.error" and record.levelno == logging.INFO:
+            fields["text"] = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            fields |= _described(record.exc_info[1])
+        if record.levelno >= logging.ERROR:
+            self._telemetry.error("library", **fields)
+        elif record.levelno >= logging.WARNING:
+            self._telemetry.warning("library", **fields)
+        else:
+            self._telemetry.debug("library", **fields)
+
+
+def _safe(fields: dict[str, Field]) -> dict[str, Field]:
+    return {name: _safe_value(value) for name, value in fields.items()}
+
+
+def _safe_value(value: Field) -> Field:
+    if isinstance(value, str):
+        return scrubbed_urls(value)[:FIELD_CHARACTERS_MAX]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    # A logging call must never end a turn: what the type checker would have refused is shown as its type.
+    return f"<{type(value).__name__}>"
+
+
+def _in_reading_order(_logger: object, _method: str, event: EventDict) -> EventDict:
+    first = {name: event.pop(name) for name in ("time", "level", "event")}
+    return {**first, **event}
+
+
+def _described(error: BaseException) -> dict[str, Field]:
+    described: dict[str, Field] = {"error": _type_name(error)}
+    cause = error.__cause__ or error.__context__
+    if cause is not None:
+        described["cause"] = _type_name(cause)
+    described["frames"] = _frames(error.__traceback__)
+    return described
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _frames(traceback: TracebackType | None) -> str:
+    """Our own frames, innermost first (`server/store/sql.py:12 < server/app.py:40`), else the innermost of others."""
+    places: list[tuple[Path, int]] = []
+    while traceback is not None:
+        places.append((Path(traceback.tb_frame.f_code.co_filename), traceback.tb_lineno))
+        traceback = traceback.tb_next
+    own = [(path.relative_to(_PACKAGE.parent), line) for path, line in places if path.is_relative_to(_PACKAGE)]
+    shown = own[-FRAMES_MAX:] or [(Path(*path.parts[-2:]), line) for path, line in places[-1:]]
+    return " < ".join(f"{path.as_posix()}:{line}" for path, line in reversed(shown))
