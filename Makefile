@@ -1,0 +1,76 @@
+# Everything a contributor does here, by name. `make` alone lists it.
+
+PYTHON ?= python3
+PORT ?= 8080
+DATA_DIR ?= data
+VLLM_VENV ?= build/vllm
+
+BIN := .venv/bin
+UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.lock)
+FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test test-unit test-system-postgres lint fix cover e2e-vllm image clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-22s%s\n", $$1, $$2}'
+
+setup: .venv/.synced ## Make .venv with everything in uv.lock; every other target does it by itself
+
+# uv comes into the environment itself, since a fresh machine may lack it; it is locked too, so the sync keeps it.
+.venv/.synced: pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/uv sync --frozen --quiet
+	@touch $@
+
+run: .venv/.synced ## Serve on 127.0.0.1:PORT before UPSTREAM=http://host:8000/v1 (without it, before a mock)
+ifdef UPSTREAM
+	$(BIN)/rejoinder serve --upstream "$(UPSTREAM)" --port $(PORT) --data-dir "$(DATA_DIR)"
+else
+	@echo '*** NO UPSTREAM: a MOCK answers, not a model. For a model: make run UPSTREAM=http://host:8000/v1 ***' >&2
+	@mock_port=$$($(FREE_PORT)); $(BIN)/rejoinder mock --port $$mock_port & mock=$$!; \
+	$(BIN)/rejoinder serve --upstream http://127.0.0.1:$$mock_port/v1 --port $(PORT) --data-dir "$(DATA_DIR)" & serve=$$!; \
+	trap 'kill $$serve 2>/dev/null' INT TERM; wait $$serve; status=$$?; wait $$serve; kill $$mock; exit $$status
+endif
+
+demo: .venv/.synced ## Two turns through a real server: what was stored, and what the upstream received
+	$(BIN)/rejoinder demo
+
+test: lint ## Lint, then every tier of tests but the real vLLM
+	$(SUITE)
+
+test-unit: .venv/.synced ## The tests that need no socket and no Postgres
+	$(BIN)/pytest tests/unit
+
+test-system-postgres: .venv/.synced ## The suite on the machine's own PostgreSQL (Debian 12: 15) in place of the embedded one
+	tests/with_system_postgres.sh $(SUITE) --ignore=tests/unit
+
+lint: .venv/.synced ## Ruff, mypy and the layering rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: .venv/.synced ## Let ruff mend and format what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+cover: .venv/.synced ## The suite under coverage, with the lines that no test ran
+	$(BIN)/uv run --frozen --with coverage coverage run --source=server --branch -m pytest --ignore=tests/e2e/vllm
+	$(BIN)/uv run --frozen --with coverage coverage report --show-missing --skip-covered
+
+e2e-vllm: .venv/.synced $(VLLM_VENV)/bin/vllm ## The oracle dialogues before a real vLLM (VLLM_VENV=..., else one is installed)
+	VLLM_VENV="$(VLLM_VENV)" $(BIN)/pytest -s tests/e2e/vllm
+
+# The console script is the last thing that the installation puts there.
+$(VLLM_VENV)/bin/vllm:
+	tests/e2e/vllm/setup.sh "$(VLLM_VENV)"
+
+image: ## Build the container image
+	docker build --file docker/Dockerfile --tag rejoinder .
+
+clean: ## Remove what was built and cached, never the data
+	rm -rf .venv build dist .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
