@@ -2,12 +2,14 @@
 
 PYTHON ?= python3
 PORT ?= 8080
-DATA_DIR ?= data
+# Empty: where the server keeps its data if nobody says.
+DATA_DIR ?=
 VLLM_VENV ?= build/vllm
 
 BIN := .venv/bin
 UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.lock)
 FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+SERVE = $(BIN)/rejoinder serve --port $(PORT) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
 
 .DEFAULT_GOAL := help
@@ -28,11 +30,11 @@ setup: .venv/.synced ## Make .venv with everything in uv.lock; every other targe
 
 run: .venv/.synced ## Serve on 127.0.0.1:PORT before UPSTREAM=http://host:8000/v1 (without it, before a mock)
 ifdef UPSTREAM
-	$(BIN)/rejoinder serve --upstream "$(UPSTREAM)" --port $(PORT) --data-dir "$(DATA_DIR)"
+	$(SERVE) --upstream "$(UPSTREAM)"
 else
 	@echo '*** NO UPSTREAM: a MOCK answers, not a model. For a model: make run UPSTREAM=http://host:8000/v1 ***' >&2
 	@mock_port=$$($(FREE_PORT)); $(BIN)/rejoinder mock --port $$mock_port & mock=$$!; \
-	$(BIN)/rejoinder serve --upstream http://127.0.0.1:$$mock_port/v1 --port $(PORT) --data-dir "$(DATA_DIR)" & serve=$$!; \
+	$(SERVE) --upstream http://127.0.0.1:$$mock_port/v1 & serve=$$!; \
 	trap 'kill $$serve 2>/dev/null' INT TERM; wait $$serve; status=$$?; wait $$serve; kill $$mock; exit $$status
 endif
 
