@@ -57,12 +57,12 @@ def invalid_type(param: str, expected: str, got: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_type")
 
 
-def invalid_value(param: str, supported: Iterable[str]) -> ApiError:
+def invalid_value(param: str, supported: Iterable[str], member: str | None = None) -> ApiError:
+    """`member` is the path in the message, where the contract's `param` names only the item that holds it."""
     names = [f"'{name}'" for name in supported]
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return ApiError(
-        400, f"Invalid value for '{param}'. Supported values are: {listed}.", param=param, code="invalid_value"
-    )
+    message = f"Invalid value for '{member or param}'. Supported values are: {listed}."
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 def unusable_text(param: str, length_max: int) -> ApiError:

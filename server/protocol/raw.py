@@ -1,0 +1,282 @@
+"""Lossless JSON: text is cut and spliced, never decoded and written again.
+
+What lives here knows JSON's grammar and nothing of what a text means. A text is UTF-8 bytes; a slice of it is the value
+exactly as it came: key order, explicit nulls, `1.0`, `1e400`, `\\u0000` and lone surrogates. msgspec cuts; it refuses a
+whole document for one lone surrogate, so such a text is cut by the standard library's decoder at the same places.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+NULL = b"null"
+
+_KEY = re.compile(rb'[ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
+_AFTER_VALUE = re.compile(rb"[ \t\n\r]*([,}\]])[ \t\n\r]*")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NESTING = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_HIGH_SURROGATE_LAST = re.compile(rb'(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"$')
+_KINDS = {'"': "a string", "{": "an object", "[": "an array", "t": "a boolean", "f": "a boolean", "n": "null"}
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Malformed(ValueError):
+    """The text is not JSON, not strict UTF-8, or nested too deeply; the message says which and quotes nothing."""
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise Malformed("NaN and Infinity are not JSON")
+
+
+# Numbers stay text here: an integer of thousands of digits is legal JSON and must not meet Python's own limit.
+_CUTTER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str, parse_float=str)
+_READER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+class Object:
+    """A JSON object as text, and where the value of each member lies in it.
+
+    Of a member that comes twice the last value counts; `repeated` names such members.
+    """
+
+    __slots__ = ("repeated", "spans", "text")
+
+    def __init__(self, text: bytes) -> None:
+        """Cut `text`; raises Malformed where it is not one JSON object."""
+        self.text = text
+        self.spans: dict[str, tuple[int, int]] = {}
+        self.repeated: list[str] = []
+        for name, start, end in _members(text):
+            if name in self.spans:
+                self.repeated.append(name)
+            self.spans[name] = (start, end)
+
+    def get(self, name: str) -> bytes | None:
+        """The value's text, or None where the member is absent or null (null counts as absent, DESIGN 7.8)."""
+        span = self.spans.get(name)
+        if span is None:
+            return None
+        value = self.text[span[0] : span[1]]
+        return None if value == NULL else value
+
+    def string(self, name: str) -> str | None:
+        """The member's value where it is a string, else None."""
+        value = self.get(name)
+        return decode(value) if value is not None and value.startswith(b'"') else None
+
+    def members(self) -> Iterator[tuple[str, bytes]]:
+        """Every member's name and text, nulls too, in the order they came."""
+        for name, (start, end) in self.spans.items():
+            yield name, self.text[start:end]
+
+    def spliced(self, changes: Mapping[str, bytes]) -> bytes:
+        """The text with these members' values replaced where they stand, or added at the end; all else as it came."""
+        present = sorted((self.spans[name], value) for name, value in changes.items() if name in self.spans)
+        pieces, at = [], 0
+        for (start, end), value in present:
+            pieces += [self.text[at:start], value]
+            at = end
+        close = self.text.rindex(b"}")
+        pieces.append(self.text[at:close])
+        comma = b"," if self.spans else b""
+        for name, value in changes.items():
+            if name not in self.spans:
+                pieces += [comma, literal(name), b":", value]
+                comma = b","
+        pieces.append(self.text[close:])
+        return b"".join(pieces)
+
+
+def check(text: bytes, depth_max: int) -> None:
+    """Raises Malformed where `text` is not strict UTF-8 or nests more than `depth_max` objects and arrays.
+
+    Whoever cuts or decodes a slice of a checked text later need not fear the recursion limit.
+    """
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise Malformed(f"it is not UTF-8 (byte {error.start})") from None
+    if text.count(b"[") + text.count(b"{") <= depth_max:
+        return
+    brackets = _STRING.sub(b"", text).translate(None, delete=_NOT_BRACKETS)
+    deepest = max(itertools.accumulate(map(_NESTING.__getitem__, brackets)), default=0)
+    if deepest > depth_max:
+        raise Malformed(f"it is nested more than {depth_max} levels deep")
+
+
+def elements(text: bytes) -> list[bytes]:
+    """The elements of a JSON array, each as its text; raises Malformed where `text` is not one."""
+    try:
+        return [bytes(element) for element in _ARRAY.decode(text)]
+    except msgspec.DecodeError:
+        return [text[start:end] for start, end in _elements_slowly(text)]
+
+
+def decode(text: bytes) -> Any:
+    """The value of a text; a lone surrogate stays one, and a number too large for a float becomes infinite.
+
+    Raises Malformed where `text` is not JSON.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return _READER.decode(text.decode())
+    except (ValueError, RecursionError):
+        raise Malformed("it is not JSON that can be read") from None
+
+
+def literal(value: str | float | bool | None) -> bytes:
+    """The JSON text of a plain value of ours."""
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def array(values: Sequence[bytes]) -> bytes:
+    """The JSON array of these texts."""
+    return b"[" + b",".join(values) + b"]"
+
+
+def render(members: Mapping[str, bytes]) -> bytes:
+    """The JSON object of these texts, in their order."""
+    return b"{" + b",".join(literal(name) + b":" + value for name, value in members.items()) + b"}"
+
+
+def joined(literals: Sequence[bytes], separator: bytes = b"") -> bytes:
+    """One string literal that holds these in a row; `separator` is in escaped form.
+
+    Joining the literals keeps what decoding would lose or refuse: escapes, NUL, halves of a surrogate pair.
+    """
+    return b'"' + separator.join(one[1:-1] for one in literals) + b'"'
+
+
+def split_high_surrogate(string: bytes) -> tuple[bytes, bytes]:
+    """A string literal without a trailing escaped high surrogate, and that escape (b"" where there is none)."""
+    found = _HIGH_SURROGATE_LAST.search(string)
+    if found is None or string[: found.start()].endswith(b"\\"):
+        return string, b""
+    return string[: found.start(1)] + b'"', found[1]
+
+
+def kind(text: bytes) -> str:
+    """What a text is, in the words of the contract's messages: `a string`, `an integer`, ..."""
+    named = _KINDS.get(chr(text[0]))
+    if named:
+        return named
+    return "a number" if any(byte in text for byte in b".eE") else "an integer"
+
+
+def _members(text: bytes) -> list[tuple[str, int, int]]:
+    try:
+        values = _OBJECT.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return _members_slowly(text)
+    found = _located(text, values)
+    return _members_slowly(text) if found is None else found
+
+
+def _located(text: bytes, values: Mapping[str, msgspec.Raw]) -> list[tuple[str, int, int]] | None:
+    """Where the values that msgspec cut lie in the text; None where a name comes twice with another value.
+
+    msgspec has seen that the text is JSON, so each key is followed by its value, and no JSON value followed by a comma
+    or a brace begins with another one.
+    """
+    found: list[tuple[str, int, int]] = []
+    at = text.index(b"{") + 1
+    while key := _KEY.match(text, at):
+        name = _key_name(key[1])
+        value = bytes(values[name])
+        start, end = key.end(), key.end() + len(value)
+        after = _AFTER_VALUE.match(text, end)
+        if after is None or not text.startswith(value, start):
+            return None
+        found.append((name, start, end))
+        at = after.end()
+    return found
+
+
+def _key_name(key: bytes) -> str:
+    return str(decode(key)) if b"\\" in key else key[1:-1].decode()
+
+
+def _members_slowly(text: bytes) -> list[tuple[str, int, int]]:
+    cursor = _Cursor(text)
+    cursor.expect("{")
+    found: list[tuple[str, int, int]] = []
+    while not cursor.take("}"):
+        if found:
+            cursor.expect(",")
+        name_start, name_end = cursor.value()
+        cursor.expect(":")
+        found.append((_slow_key_name(text[name_start:name_end]), *cursor.value()))
+    cursor.finish()
+    return found
+
+
+def _slow_key_name(key: bytes) -> str:
+    if not key.startswith(b'"'):
+        raise Malformed("a name in an object is not a string")
+    return _key_name(key)
+
+
+def _elements_slowly(text: bytes) -> list[tuple[int, int]]:
+    cursor = _Cursor(text)
+    cursor.expect("[")
+    found: list[tuple[int, int]] = []
+    while not cursor.take("]"):
+        if found:
+            cursor.expect(",")
+        found.append(cursor.value())
+    cursor.finish()
+    return found
+
+
+class _Cursor:
+    """A place in a text that is read value by value.
+
+    The text is read as Latin-1, so that a place in its characters is a place in its bytes; all that JSON's grammar is
+    made of is ASCII.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.characters = text.decode("latin-1")
+        self.at = 0
+
+    def skip_space(self) -> None:
+        space = _SPACE.match(self.characters, self.at)
+        self.at = space.end() if space else self.at
+
+    def take(self, character: str) -> bool:
+        self.skip_space()
+        if self.characters[self.at : self.at + 1] != character:
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, character: str) -> None:
+        if not self.take(character):
+            raise Malformed(f"'{character}' is missing at byte {self.at}")
+
+    def value(self) -> tuple[int, int]:
+        self.skip_space()
+        start = self.at
+        try:
+            _, self.at = _CUTTER.raw_decode(self.characters, start)
+        except Malformed:
+            raise
+        except (ValueError, RecursionError):
+            raise Malformed(f"there is no value at byte {start}") from None
+        return start, self.at
+
+    def finish(self) -> None:
+        self.skip_space()
+        if self.at != len(self.characters):
+            raise Malformed(f"something follows at byte {self.at}")
