@@ -27,7 +27,7 @@ _MEBIBYTE: Final = 1 << 20
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used. The text is one line, names the setting as it was spelled and never its value."""
+    """A setting that cannot be used. The text is one line, names the setting as it was spelled and never a secret."""
 
 
 def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -133,7 +133,8 @@ def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Con
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     variables = _variables(environment)
-    config_file = given.pop("config", None) or variables.pop("config", None)
+    config_files = (given.pop("config", None), variables.pop("config", None))
+    config_file = next(filter(None, config_files), None)
     layers = [
         _Layer(_file_values(Path(str(config_file))), str, True) if config_file else _Layer({}, str, True),
         _Layer(variables, lambda name: f"REJOINDER_{name.upper()}", False),
