@@ -10,7 +10,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     `item_members` has the members of each item type that are sent, `type` besides; other types are left out.
     `encrypted_only` says what becomes of an item whose only content is sealed: the request is refused, or the item is
-    left out. `own_members` are never taken from a client, `withheld_members` are ours to keep, the upstream's to ignore.
+    left out. `own_members` are never taken from a client; `withheld_members` are echoed to it and not sent.
     """
 
     item_members: dict[str, tuple[str, ...]]

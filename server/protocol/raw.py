@@ -136,8 +136,11 @@ def decode(text: bytes) -> Any:
 
 
 def literal(value: str | float | bool | None) -> bytes:
-    """The JSON text of a plain value of ours."""
-    return json.dumps(value, ensure_ascii=False).encode()
+    """The JSON text of a plain value; a lone surrogate in it is escaped, as it must have come."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
 
 
 def array(values: Sequence[bytes]) -> bytes:

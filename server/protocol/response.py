@@ -1,0 +1,184 @@
+"""Our response object over the upstream's (DESIGN 3, contract api.md 3).
+
+What lives here knows which members are ours (the ids, and what the request asked for), which are the upstream's (what
+became of it), and which are always there. Members that neither side knows pass as they came.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from server.protocol import raw
+from server.protocol.request import Request
+
+Clock = Callable[[], int]
+"""Seconds since the epoch, handed in so that what lives here stays pure."""
+
+ERROR_CODES = frozenset(
+    {
+        "server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch", "bio_policy",
+        "vector_store_timeout", "invalid_image", "invalid_image_format", "invalid_base64_image", "invalid_image_url",
+        "image_too_large", "image_too_small", "image_parse_error", "image_content_policy_violation",
+        "invalid_image_mode", "image_file_too_large", "unsupported_image_media_type", "empty_image_file",
+        "failed_to_download_image", "image_file_not_found", "context_length_exceeded",
+    }
+)  # fmt: skip
+"""The contract's enum of `error.code`, and `context_length_exceeded`, the one exception (DESIGN 8)."""
+
+_DEFAULTS: dict[str, bytes] = {
+    "background": b"false",
+    "conversation": b"null",
+    "frequency_penalty": b"0.0",
+    "instructions": b"null",
+    "max_output_tokens": b"null",
+    "max_tool_calls": b"null",
+    "metadata": b"{}",
+    "parallel_tool_calls": b"true",
+    "presence_penalty": b"0.0",
+    "prompt_cache_key": b"null",
+    "reasoning": b"null",
+    "safety_identifier": b"null",
+    "service_tier": b'"default"',
+    "temperature": b"1.0",
+    "text": b'{"format":{"type":"text"}}',
+    "tool_choice": b'"auto"',
+    "tools": b"[]",
+    "top_logprobs": b"0",
+    "top_p": b"1.0",
+}
+_UPSTREAMS = frozenset(
+    {"output", "status", "usage", "incomplete_details", "error", "created_at", "completed_at", "id", "object"}
+)
+_NOT_ECHOED = frozenset({"input", "include", "stream", "stream_options"})
+# Members of a request that a model server echoes by itself; unsent, they are not shown (`user` may not be null).
+_REQUESTS = frozenset(
+    {"user", "prompt", "prompt_cache_options", "prompt_cache_retention", "context_management", "moderation"}
+)
+_USAGE: dict[str, bytes] = {
+    "input_tokens": b"0",
+    "input_tokens_details": b"{}",
+    "output_tokens": b"0",
+    "output_tokens_details": b"{}",
+    "total_tokens": b"0",
+}
+_USAGE_DETAILS: dict[str, dict[str, bytes]] = {
+    "input_tokens_details": {"cached_tokens": b"0", "cache_write_tokens": b"0"},
+    "output_tokens_details": {"reasoning_tokens": b"0"},
+}
+
+
+class ResponseObject:
+    """The response object of one turn, at its start and at its end.
+
+    `created_at` is settled by the first object that is shown, so that all of them agree.
+    """
+
+    def __init__(self, request: Request, response_id: str, clock: Clock) -> None:
+        self._clock = clock
+        self._created_at: bytes | None = None
+        self._ours = _ours(request, response_id)
+
+    def started(self, upstream: raw.Object | None) -> bytes:
+        """The object of `response.created` and `response.in_progress`; `upstream` is the upstream's own, if any."""
+        return raw.render(self._members(upstream, {"status": b'"in_progress"', "output": b"[]"}))
+
+    def ended(self, upstream: raw.Object | None, status: str, error: Mapping[str, str] | None) -> raw.Object:
+        """The final object with an empty `output`, to be spliced with the items as they are shown.
+
+        `error` (code, message) is what we say of a failed turn; without it the upstream's own error is shown.
+        """
+        outcome = {"status": raw.literal(status), "output": b"[]"}
+        if status == "completed":
+            outcome["completed_at"] = _integer(upstream, "completed_at") or raw.literal(self._clock())
+        if status == "incomplete":
+            details = upstream.get("incomplete_details") if upstream else None
+            outcome["incomplete_details"] = details or b'{"reason":"max_output_tokens"}'
+        if status == "failed":
+            outcome["error"] = _error(error, upstream)
+        usage = upstream.get("usage") if upstream else None
+        if usage is not None and usage.startswith(b"{"):
+            outcome["usage"] = _full_usage(usage)
+        return raw.Object(raw.render(self._members(upstream, outcome)))
+
+    def _members(self, upstream: raw.Object | None, outcome: Mapping[str, bytes]) -> dict[str, bytes]:
+        if self._created_at is None:
+            self._created_at = _integer(upstream, "created_at") or raw.literal(self._clock())
+        members = {
+            "id": self._ours["id"],
+            "object": b'"response"',
+            "created_at": self._created_at,
+            "completed_at": raw.NULL,
+            "error": raw.NULL,
+            "incomplete_details": raw.NULL,
+            "usage": raw.NULL,
+            **outcome,
+            **self._ours,
+        }
+        for name, value in upstream.members() if upstream else ():
+            if name not in members and name not in _REQUESTS:
+                members[name] = value
+        return members
+
+
+def whole(body: raw.Object, output: Sequence[bytes]) -> bytes:
+    """A final object with its items: body, terminal event and GET are these same bytes."""
+    return body.spliced({"output": raw.array(output)})
+
+
+def _ours(request: Request, response_id: str) -> dict[str, bytes]:
+    ours = {"id": raw.literal(response_id), "model": request.members["model"]}
+    ours |= _DEFAULTS
+    ours |= {name: value for name, value in request.members.items() if name not in _UPSTREAMS | _NOT_ECHOED}
+    ours["previous_response_id"] = raw.literal(request.previous_response_id)
+    ours["store"] = raw.literal(request.store)
+    ours["truncation"] = b'"disabled"'
+    ours["tools"] = raw.array([_full_tool(tool) for tool in raw.elements(ours["tools"])])
+    text = raw.Object(ours["text"])
+    if text.get("format") is None:
+        ours["text"] = text.spliced({"format": b'{"type":"text"}'})
+    if ours["reasoning"] != raw.NULL:
+        ours["reasoning"] = _full_reasoning(raw.Object(ours["reasoning"]))
+    return ours
+
+
+def _full_tool(tool: bytes) -> bytes:
+    cut = raw.Object(tool)
+    if cut.get("type") != b'"function"':
+        return tool
+    wanted = {"description": raw.NULL, "parameters": raw.NULL, "strict": b"true"}
+    return cut.spliced({name: value for name, value in wanted.items() if name not in cut.spans})
+
+
+def _full_reasoning(reasoning: raw.Object) -> bytes:
+    absent = {name: raw.NULL for name in ("effort", "summary") if name not in reasoning.spans}
+    return reasoning.spliced({**absent, "context": b'"all_turns"'})
+
+
+def _full_usage(usage: bytes) -> bytes:
+    cut = raw.Object(usage)
+    full = {name: value for name, value in _USAGE.items() if cut.get(name) is None}
+    for name, wanted in _USAGE_DETAILS.items():
+        details = raw.Object(full.get(name) or cut.get(name) or b"{}")
+        missing = {key: value for key, value in wanted.items() if details.get(key) is None}
+        if missing:
+            full[name] = details.spliced(missing)
+    return cut.spliced(full)
+
+
+def _error(error: Mapping[str, str] | None, upstream: raw.Object | None) -> bytes:
+    if error is None:
+        told = upstream.get("error") if upstream else None
+        told_object = raw.Object(told) if told is not None and told.startswith(b"{") else raw.Object(b"{}")
+        error = {
+            "code": told_object.string("code") or "server_error",
+            "message": told_object.string("message") or "The model server failed.",
+        }
+    code = error["code"] if error["code"] in ERROR_CODES else "server_error"
+    return raw.render({"code": raw.literal(code), "message": raw.literal(error["message"])})
+
+
+def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
+    """A time in whole seconds; vLLM and others send floats, the contract wants integers."""
+    value = upstream.get(name) if upstream else None
+    if value is None or raw.kind(value) not in ("an integer", "a number"):
+        return None
+    number = raw.decode(value)
+    return raw.literal(int(number)) if 0 <= number < 2**53 else None

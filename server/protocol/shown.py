@@ -1,0 +1,60 @@
+"""A stored item as clients see it: its text, and only what clients can't do without (DESIGN 4).
+
+What lives here adds members where they are absent or null and changes none that says something. Measured with
+openai-python's strict types: `id`, the `status` of messages, calls and outputs, a reasoning item's `summary`, the full
+form of a short message, `annotations` of an output text and `detail` of an image.
+"""
+
+from server.protocol import raw
+from server.protocol.items import Item
+
+_COMPLETED = b'"completed"'
+
+
+def shown(item: Item, *, is_done: bool = True) -> bytes:
+    """The item's text for clients; of an item that is not done yet no status is claimed."""
+    cut = raw.Object(item.body)
+    changes: dict[str, bytes] = {}
+    if cut.string("id") != item.public_id:
+        changes["id"] = raw.literal(item.public_id)
+    if cut.get("type") is None:
+        changes["type"] = raw.literal(item.type)
+    if is_done and _has_status(item.type) and cut.get("status") is None:
+        changes["status"] = _COMPLETED
+    if item.type == "reasoning" and cut.get("summary") is None:
+        changes["summary"] = b"[]"
+    for name in ("content", "output"):
+        content = cut.get(name)
+        if content is not None:
+            full = _full_content(content, item.type, cut)
+            if full != content:
+                changes[name] = full
+    return cut.spliced(changes) if changes else item.body
+
+
+def _has_status(item_type: str) -> bool:
+    return item_type == "message" or item_type.endswith(("_call", "_output"))
+
+
+def _full_content(content: bytes, item_type: str, cut: raw.Object) -> bytes:
+    if content.startswith(b"["):
+        parts = raw.elements(content)
+        full = [_full_part(part) for part in parts]
+        return content if full == parts else raw.array(full)
+    if item_type != "message" or not content.startswith(b'"'):
+        return content
+    if cut.string("role") == "assistant":
+        return b'[{"type":"output_text","text":' + content + b',"annotations":[],"logprobs":[]}]'
+    return b'[{"type":"input_text","text":' + content + b"}]"
+
+
+def _full_part(part: bytes) -> bytes:
+    if not part.startswith(b"{"):
+        return part
+    cut = raw.Object(part)
+    part_type = cut.get("type")
+    if part_type == b'"input_image"' and cut.get("detail") is None:
+        return cut.spliced({"detail": b'"auto"'})
+    if part_type == b'"output_text"' and cut.get("annotations") is None:
+        return cut.spliced({"annotations": b"[]"})
+    return part
