@@ -1,10 +1,11 @@
-"""The process that owns the embedded Postgres: starts it, restarts it when it dies, stops it when its last user has gone.
+"""The process that owns the embedded Postgres: starts it, restarts it when it dies, stops it after its last user.
 
 `server.embedded` runs this file as a program of its own, `python -I -S <file> <orders>`, so it may import nothing but
 the standard library. It outlives the server that started it: every server holds a shared lock on `users.lock`, and the
 kernel drops that lock however a server ends, so waiting for the exclusive lock is waiting for the last one to be gone.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,16 +27,15 @@ STOP_SIGNALS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 
 
 
 class Orders(NamedTuple):
-    """What a server tells its watchdog, as one JSON argument. Paths are absolute; `user` and `group` are None for ours.
+    """What a server tells its watchdog, as one JSON argument.
 
-    `watchdog_lock` is an inherited file descriptor whose exclusive lock says, while it is open, that a watchdog lives.
+    Paths are absolute. `user` and `group` are the account to run Postgres as, None for our own.
     """
 
     command: list[str]
     pgdata: str
     socket_dir: str
     users_lock: str
-    watchdog_lock: int
     user: int | None
     group: int | None
 
@@ -44,6 +44,7 @@ class Orders(NamedTuple):
 
 
 def main() -> None:
+    """Become a daemon and watch. The lock that says that we live was inherited, open, and closes with our end."""
     orders = Orders(*json.loads(sys.argv[1]))
     users_lock = os.open(orders.users_lock, os.O_RDWR | os.O_CLOEXEC)
     # Forked so that init reaps us: a server that never exits would keep us as a zombie.
@@ -64,16 +65,17 @@ def wait_for_last_user(users_lock: int, released: threading.Event) -> None:
 
 
 def watch_over(orders: Orders, released: threading.Event) -> None:
-    """Keep Postgres running until `released`, then stop it; give up when it was never ready and its restarts are used up.
+    """Keep Postgres running until `released`, then stop it.
 
-    Both locks are held to our end, so a server that comes during the shutdown waits and then starts afresh.
+    Gives up when Postgres was never ready and its restarts are used up, so that the waiting server learns of it. Both
+    locks are held to our end: a server that comes during a shutdown waits, and then starts afresh.
     """
     postmaster = Postmaster.adopt(orders) or Postmaster.launch(orders)
     restarts: list[float] = []
     was_ready = False
     while not released.wait(POLL_INTERVAL_S):
         was_ready = was_ready or is_ready(orders.pgdata)
-        if postmaster.is_running():
+        if postmaster and postmaster.is_running():
             continue
         restarts = [moment for moment in restarts if time.monotonic() - moment < RESTART_WINDOW_S]
         if len(restarts) == len(RESTART_PAUSES_S):
@@ -82,21 +84,21 @@ def watch_over(orders: Orders, released: threading.Event) -> None:
             continue
         if released.wait(RESTART_PAUSES_S[len(restarts)]):
             break
-        sys.stderr.write("rejoinder: Postgres ended unexpectedly and is started again\n")
-        sys.stderr.flush()
+        log("Postgres ended and is started again")
         restarts.append(time.monotonic())
         postmaster = Postmaster.launch(orders)
-    postmaster.stop()
-    # In a shared temporary directory nothing of ours should be left behind.
-    if not os.listdir(orders.socket_dir):
+    if postmaster:
+        postmaster.stop()
+    # In a temporary directory nothing of ours should be left behind.
+    with contextlib.suppress(OSError):
         os.rmdir(orders.socket_dir)
 
 
 class Postmaster:
-    """A running Postgres: our child, or one whose watchdog was killed and that we adopted."""
+    """A Postgres: our child, or one whose watchdog was killed and that we adopted."""
 
     def __init__(self, orders: Orders, pid: int, child: subprocess.Popen[bytes] | None) -> None:
-        self.orders = orders
+        self.pgdata = orders.pgdata
         self.pid = pid
         self.child = child
 
@@ -106,27 +108,32 @@ class Postmaster:
         return cls(orders, pid, None) if pid and is_postgres(pid, orders.pgdata) else None
 
     @classmethod
-    def launch(cls, orders: Orders) -> "Postmaster":
-        remove_misleading_pid_file(orders.pgdata)
+    def launch(cls, orders: Orders) -> "Postmaster | None":
+        """Start Postgres. None where that is impossible, as while its package is being upgraded."""
         account: dict[str, Any] = {}
         if orders.user is not None:
             account = {"user": orders.user, "group": orders.group, "extra_groups": []}
-        child = subprocess.Popen(
-            orders.command, stdin=subprocess.DEVNULL, stdout=sys.stderr, cwd="/", start_new_session=True, **account
-        )
+        try:
+            remove_misleading_lock_files(orders)
+            child = subprocess.Popen(  # noqa: S603 - the command of our own server
+                orders.command, stdin=subprocess.DEVNULL, stdout=sys.stderr, cwd="/", start_new_session=True, **account
+            )
+        except OSError as error:
+            log(f"Postgres cannot be started: {error}")
+            return None
         return cls(orders, child.pid, child)
 
     def is_running(self) -> bool:
-        if self.child:
-            return self.child.poll() is None
-        return is_postgres(self.pid, self.orders.pgdata)
+        return self.child.poll() is None if self.child else is_postgres(self.pid, self.pgdata)
 
     def stop(self) -> None:
         for number, patience_s in STOP_SIGNALS:
             deadline = time.monotonic() + patience_s
-            if self.is_running():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            while self.is_running() and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if not self.is_running():
+                    return
                 time.sleep(0.02)
 
 
@@ -169,19 +176,29 @@ def command_line(pid: int) -> list[str]:
         except OSError:
             return []
         return [os.fsdecode(argument) for argument in content.split(b"\0")[:-1]]
-    listing = subprocess.run(["/bin/ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False)
+    listing = subprocess.run(  # noqa: S603 - a fixed program
+        ["/bin/ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False
+    )
     return listing.stdout.splitlines()
 
 
-def remove_misleading_pid_file(pgdata: str) -> None:
-    """Remove a `postmaster.pid` whose number now belongs to a live process that is no Postgres.
+def remove_misleading_lock_files(orders: Orders) -> None:
+    """Remove what an earlier Postgres left of its lock files, where its number now belongs to another live process.
 
     Postgres itself refuses to start then, as happens when a container restarts and numbers its processes anew. A
-    number that nothing has is left for Postgres to judge: it also looks at shared memory.
+    number that nothing has is left for Postgres to judge, which also looks at shared memory. The socket has such a file
+    beside it; no Postgres of ours runs, so both can go.
     """
-    pid = recorded_pid(pgdata)
-    if pid and command_line(pid) and not is_postgres(pid, pgdata):
-        os.unlink(os.path.join(pgdata, "postmaster.pid"))
+    pid = recorded_pid(orders.pgdata)
+    if pid and command_line(pid) and not is_postgres(pid, orders.pgdata):
+        os.unlink(os.path.join(orders.pgdata, "postmaster.pid"))
+    for leftover in Path(orders.socket_dir).glob(".s.PGSQL.*"):
+        leftover.unlink()
+
+
+def log(message: str) -> None:
+    sys.stderr.write(f"watchdog: {message}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
