@@ -8,13 +8,12 @@ import contextlib
 import functools
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
-from uvicorn.server import ServerState
 
 from server.mock import Reply
 
@@ -48,23 +47,25 @@ async def serving(app: Any) -> AsyncIterator[str]:
         await _stop(server)
 
 
+async def until(condition: Callable[[], bool], within_s: float = 5) -> None:
+    """Waits for something that no event tells. Raises TimeoutError when it has not come in time."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 (the condition has no event to wait for)
+            await asyncio.sleep(0.001)
+
+
 async def _stop(server: uvicorn.Server) -> None:
     for listening in server.servers:
         listening.close()
     for connection in list(server.server_state.connections):
         connection.shutdown()
+    state = server.server_state
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(STOP_MAX_S):
-            await _all_ended(server.server_state)
-    for task in server.server_state.tasks:
+        await until(lambda: not (state.connections or state.tasks), STOP_MAX_S)
+    for task in state.tasks:
         task.cancel()
-    await _all_ended(server.server_state)
+    await until(lambda: not (state.connections or state.tasks))
     await server.lifespan.shutdown()
-
-
-async def _all_ended(state: ServerState) -> None:
-    while state.connections or state.tasks:  # noqa: ASYNC110 (uvicorn has no event to wait for)
-        await asyncio.sleep(0.001)
 
 
 class Capture(msgspec.Struct, frozen=True):

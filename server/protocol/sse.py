@@ -19,7 +19,7 @@ class Event(NamedTuple):
     data: bytes
 
 
-class EventTooLarge(Exception):  # noqa: N818 (named for what happened, as ApiError's constructors are)
+class EventTooLarge(Exception):
     """One event is larger than `event_bytes_max`. The decoder is of no use afterwards."""
 
     def __init__(self, event_bytes_max: int) -> None:
