@@ -86,6 +86,7 @@ class Capture(msgspec.Struct, frozen=True):
 
     @property
     def is_stream(self) -> bool:
+        """Whether named events came, as the Responses API sends them; those of Chat Completions have no names."""
         return self.received.startswith(b"event:")
 
     @property

@@ -1,10 +1,13 @@
 """Server-sent events: framing by literal fixtures, and against a line-by-line reference for any chunking."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.sse import COMMENT, DONE, Decoder, Event, EventTooLarge, encode
+from tests.harness import captures, case_replies, cases
 
 MEGABYTE = 1024 * 1024
 
@@ -158,6 +161,63 @@ def test_an_event_above_the_bound_is_refused_however_it_comes(stream: bytes) -> 
 
 def test_many_events_may_be_larger_together_than_one_may_be() -> None:
     assert decoded(b"data: 12345\n\n" * 1000, event_bytes_max=13) == [(b"", b"12345")] * 1000
+
+
+MESSAGE = [
+    *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+    *("response.output_text.delta", "response.output_text.done", "response.content_part.done"),
+    *("response.output_item.done", "response.completed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("B060", "café 猫 ok"),
+        ("B061", "café 猫 ok"),
+        ("B063", "a\ufeffb"),
+        ("B066", "z" * 3_000_000),
+        ("B067", "café 猫 ok"),
+        ("B070", "café 猫 ok"),
+    ],
+)
+def test_the_streams_of_reported_failures_are_read(case: str, text: str) -> None:
+    """B060, B061, B063, B066, B067, B070: what each holds is told by its data, whatever the events are named."""
+    reply = case_replies(cases()[case])[0]
+    parsed = [json.loads(event.data) for event in decoded(*reply.writes(0, ""), event_bytes_max=4 * MEGABYTE)]
+    assert [event["type"] for event in parsed] == MESSAGE
+    assert (parsed[4]["delta"], parsed[5]["text"]) == (text, text)
+
+
+def test_characters_cut_by_chunk_borders_are_whole_again() -> None:
+    """B064: the stream comes in single bytes."""
+    writes = case_replies(cases()["B064"])[0].writes(0, "")
+    assert {len(write) for write in writes} == {1}
+    parsed = [json.loads(event.data) for event in decoded(*writes)]
+    assert [event["delta"] for event in parsed if "delta" in event] == ["考える 🧠", "naïve 🐈\u200d⬛ 한글"]
+
+
+def test_frames_of_null_nothing_and_done_are_events_like_others() -> None:
+    """B069: it is for the reader of the events to pass over them."""
+    events = [decoded(*reply.writes(0, "")) for reply in case_replies(cases()["B069"])]
+    assert [event.data for event in events[0][:2]] == [b"null", b""]
+    assert [event.data for event in events[0][-2:]] == [b" [DONE] ", b"[DONE]"]
+    assert events[1] == [(b"", b"[DONE]")]
+
+
+STREAMS_OF_VLLM = [
+    pytest.param(capture.received, id=f"{version}-{capture.name}")
+    for version in ("0.32", "0.33", "deepseek-r1")
+    for capture in captures(version)
+    if capture.is_stream
+]
+
+
+@pytest.mark.parametrize("stream", STREAMS_OF_VLLM)
+def test_every_recorded_stream_is_read_and_written_byte_for_byte(stream: bytes) -> None:
+    events = decoded(stream)
+    assert b"".join(encode(*event) for event in events) == stream
+    assert decoded(*in_single_bytes(stream)) == events
 
 
 def test_encoding_is_what_vllm_sends() -> None:
