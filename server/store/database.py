@@ -1,0 +1,193 @@
+"""The connection to Postgres: a pool that runs one statement at a time, and the schema brought up to date at start.
+
+Rule of this file: what a driver raises ends here. A fault of the connection or of the server is
+`errors.store_unavailable`, a violated constraint is told by its name, and only a mistake of ours leaves as it came.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, NullPool, Row, TextClause, event, text
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+import server
+from server import errors
+from server.store import sql
+
+# The classes of SQLSTATE that say the statement or its values are wrong. Whatever else a server reports (it starts,
+# stops, is full, is read-only, knows no such user) may be over at the next attempt.
+_MISTAKES: Final = ("22", "42")
+
+# Any number will do, as long as every release that may meet another one at the same database uses it.
+_MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
+
+
+class ConstraintViolated(Exception):
+    """A statement broke the constraint called `name`, and did nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"constraint {name} was violated")
+        self.name = name
+
+
+class UnusableDatabase(Exception):
+    """This release cannot work with this database. The text tells an operator why, and what to do."""
+
+
+class SchemaTooNew(UnusableDatabase):
+    """A newer release has migrated this database."""
+
+
+class Database:
+    """A pool of connections to one Postgres. Every statement is a transaction of its own."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        pool_size: int = 8,
+        pgbouncer: bool = False,
+        connect_timeout_s: float = 10,
+        statement_timeout_s: float = 60,
+    ) -> "Database":
+        """A database at `url`, in any form that libpq reads (`postgresql://...`); nothing connects before it is used.
+
+        At most `pool_size` connections are open; who finds none free, or cannot get a new one, waits at most
+        `connect_timeout_s`. Behind PgBouncer in transaction mode no statement may be prepared.
+        """
+        arguments = _connect_arguments(url, connect_timeout_s) | {"command_timeout": statement_timeout_s}
+        if pgbouncer:
+            arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+        engine = create_async_engine(
+            "postgresql+asyncpg://",
+            connect_args=arguments,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=connect_timeout_s,
+            # Without transactions there is nothing to roll back.
+            pool_reset_on_return=None,
+        )
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+        return cls(engine)
+
+    async def run(self, statement: TextClause, parameters: Mapping[str, object] | None = None) -> Sequence[Row[Any]]:
+        """The rows of one statement; its connection is free again when this returns.
+
+        Raises `errors.store_unavailable` and ConstraintViolated.
+        """
+        with _faults():
+            async with self.engine.connect() as connection:
+                result = await connection.execute(statement, parameters)
+                return result.all() if result.returns_rows else ()
+
+    async def ping(self) -> bool:
+        """Whether the database answers."""
+        try:
+            await self.run(sql.PING)
+        except errors.ApiError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close all connections. A statement that still runs keeps its own until it ends."""
+        await self.engine.dispose()
+
+
+async def migrate(url: str) -> None:
+    """Bring the schema at `url` up to this release, in one transaction. Who comes second waits, and finds it done.
+
+    Raises UnusableDatabase, SchemaTooNew and `errors.store_unavailable`.
+    """
+    engine = create_async_engine(
+        "postgresql+asyncpg://", connect_args=_connect_arguments(url, timeout_s=10), poolclass=NullPool
+    )
+    try:
+        with _faults():
+            async with engine.begin() as connection:
+                await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+                await connection.run_sync(_upgrade)
+    finally:
+        await engine.dispose()
+
+
+def migrations(connection: Connection) -> Config:
+    """Alembic's view of our migrations, to be run on `connection`."""
+    package = Path(server.__file__).parent
+    # A wheel carries them inside the package, a checkout has them beside it.
+    folders = (package / "migrations", package.parent / "migrations")
+    folder = next(folder for folder in folders if (folder / "env.py").is_file())
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    encoding = connection.scalar(text("show server_encoding"))
+    # SQL_ASCII keeps bytes as they are; every other encoding has no room for some character of some client.
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise UnusableDatabase(
+            f"The database's encoding is {encoding}, which cannot hold every text. Create one with: "
+            "create database rejoinder encoding 'UTF8' template template0"
+        )
+    config = migrations(connection)
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    unknown = set(MigrationContext.configure(connection).get_current_heads()) - known
+    if unknown:
+        raise SchemaTooNew(
+            f"The database's schema is at revision {', '.join(sorted(unknown))}, which this release does not know: a "
+            "newer one has migrated it. Start that release, or restore a backup from before."
+        )
+    command.upgrade(config, "head")
+
+
+def _connect_arguments(url: str, timeout_s: float) -> dict[str, Any]:
+    """What asyncpg gets: it reads libpq's URLs itself, but would send `connect_timeout` on to the server."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    timeout = float(query.pop("connect_timeout", timeout_s))
+    return {"dsn": parts._replace(query=urlencode(query)).geturl(), "timeout": timeout}
+
+
+def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:
+    """Let the pool replace a connection that ended while it lay there, without asking the server each time."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        raise ConstraintViolated(str(getattr(_driver_error(error), "constraint_name", None))) from error
+    except DBAPIError as error:
+        if _is_mistake(error):
+            raise
+        raise errors.store_unavailable() from error
+    except (OSError, PoolTimeoutError) as error:
+        raise errors.store_unavailable() from error
+
+
+def _is_mistake(error: DBAPIError) -> bool:
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    # What asyncpg itself refuses to send has no SQLSTATE, but is a ValueError.
+    return isinstance(_driver_error(error), ValueError) or (sqlstate is not None and sqlstate[:2] in _MISTAKES)
+
+
+def _driver_error(error: DBAPIError) -> BaseException | None:
+    return error.orig.__cause__ if error.orig else None

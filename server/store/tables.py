@@ -1,0 +1,96 @@
+"""The schema as this release expects it, for Alembic to compare with what the migrations have built.
+
+Nothing is queried through these tables: the statements are text, in `sql.py`. The tenant leads every key, so that no
+index and no foreign key can reach across tenants. Ids compare byte by byte (`collate "C"`), whatever the database's
+own collation is. A body is `text`, never `jsonb`, which reorders, rewrites and refuses (DESIGN 4).
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData()
+
+
+def _name(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, Text(collation="C"), nullable=nullable)
+
+
+# Narrow, for a walk up the chain reads nothing else; the key carries all that a step needs.
+responses = Table(
+    "responses",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("id", BigInteger, Identity(), nullable=False),
+    _name("public_id"),
+    Column("parent_id", BigInteger),
+    Column("root_id", BigInteger, nullable=False),
+    Column("depth", Integer, nullable=False),
+    _name("status"),
+    _name("model"),
+    _name("upstream"),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("completed_at", DateTime(timezone=True)),
+    Column("deleted_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("tenant_id", "id", postgresql_include=["parent_id", "depth", "status"]),
+    UniqueConstraint("tenant_id", "public_id", name="responses_public_id_key"),
+    ForeignKeyConstraint(
+        ["tenant_id", "parent_id"], ["responses.tenant_id", "responses.id"], name="responses_parent_id_fkey"
+    ),
+    Index("responses_parent_id_idx", "tenant_id", "parent_id"),
+)
+
+# The response object without its output, which is in the items.
+response_bodies = Table(
+    "response_bodies",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("response_id", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "response_id"),
+    ForeignKeyConstraint(
+        ["tenant_id", "response_id"],
+        ["responses.tenant_id", "responses.id"],
+        name="response_bodies_response_id_fkey",
+        ondelete="CASCADE",
+    ),
+)
+
+# One row an item of the turn that brought it. Its public id is no key: clients mint ids, and upstreams reuse them.
+items = Table(
+    "items",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    Column("response_id", BigInteger, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("is_output", Boolean, nullable=False),
+    _name("public_id"),
+    _name("type"),
+    _name("call_id", nullable=True),
+    Column("body", Text, nullable=False),
+    Column("fidelity", Text),
+    _name("issuer", nullable=True),
+    PrimaryKeyConstraint("tenant_id", "id"),
+    UniqueConstraint("tenant_id", "response_id", "position", name="items_position_key"),
+    ForeignKeyConstraint(
+        ["tenant_id", "response_id"],
+        ["responses.tenant_id", "responses.id"],
+        name="items_response_id_fkey",
+        ondelete="CASCADE",
+    ),
+    Index("items_public_id_idx", "tenant_id", "public_id", text("id desc")),
+)
