@@ -80,6 +80,13 @@ class Telemetry:
         logging.captureWarnings(True)
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """What went wrong, out of the exception groups that task groups put around a single exception."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def scrubbed_urls(text: str) -> str:
     """`text` with each URL in it reduced to scheme, host, port and path: no credentials, no query, no fragment."""
     return _URL.sub(lambda match: f"{match[1]}://{_scrubbed_rest(match[2])}", text)
@@ -139,8 +146,9 @@ def _in_reading_order(_logger: object, _method: str, event: EventDict) -> EventD
 
 
 def _described(error: BaseException) -> dict[str, Field]:
+    error = unwrapped(error)
     described: dict[str, Field] = {"error": _type_name(error)}
-    cause = error.__cause__ or error.__context__
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         described["cause"] = _type_name(cause)
     described["frames"] = _frames(error.__traceback__)

@@ -1,0 +1,53 @@
+"""`rejoinder serve`: the server. Settings, socket, application, until a signal ends it."""
+
+import argparse
+
+from server.app import create
+from server.cli import options, web
+from server.config import Config, ConfigError
+from server.telemetry import Telemetry
+
+NO_UPSTREAM = (
+    "no model server is configured. Give its base URL: --upstream http://host:8000/v1 (or REJOINDER_UPSTREAM). "
+    "To try without a model, run `rejoinder mock` and give the URL it tells"
+)
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("serve", help="run the server", description="Run the server.", allow_abbrev=False)
+    options.add(
+        parser,
+        "upstream",
+        "upstream_api_key",
+        "host",
+        "port",
+        "data_dir",
+        "database_url",
+        "no_migrate",
+        "log_level",
+        "config",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = options.settings(arguments)
+    if config.upstream is None:
+        raise ConfigError(NO_UPSTREAM)
+    telemetry = Telemetry(config.log_level)
+    telemetry.adopt_library_logs()
+    with web.listen(config.host, config.port) as listener:
+        app = create(config, telemetry)
+        web.run(app, listener, lambda: _announce(config, web.url_of(listener), telemetry), web.lifespan(app))
+    telemetry.info("stopped")
+    return 0
+
+
+def _announce(config: Config, url: str, telemetry: Telemetry) -> None:
+    telemetry.info(
+        "serving",
+        url=url,
+        upstream=config.upstream,
+        upstream_authentication=config.upstream_api_key is not None,
+        database="embedded" if config.database_url is None else "external",
+    )
