@@ -1,0 +1,1 @@
+"""The HTTP client of the upstream. The only place that imports httpx."""

@@ -1,0 +1,160 @@
+"""The upstream as a client sees it: one call a turn, its bytes, and its faults in our words.
+
+What lives here speaks HTTP and reads no item. Whatever goes wrong becomes an ApiError here (DESIGN 8): before the
+upstream's 2xx headers with the status that the client gets, afterwards as the reason why the stream failed. The
+client's own headers never reach the upstream.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from server import errors
+from server.errors import ApiError
+from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
+
+# vLLM's own server closes an idle connection after 5 s; ours must let go of it first, or a turn meets a closed one.
+_IDLE_CONNECTION_S = 3
+_CONNECTIONS_MAX = 100_000
+
+
+def default_transport() -> httpx.AsyncBaseTransport:
+    """A transport whose cost a stream can bear: httpx's own needs several times the CPU (measurements, 2.3)."""
+    limits = httpx.Limits(max_connections=_CONNECTIONS_MAX, keepalive_expiry=_IDLE_CONNECTION_S)
+    return AiohttpTransport(limits=limits, trust_env=False)
+
+
+class _Body(httpx.AsyncByteStream):
+    """A body that is there already, handed to the transport without a copy."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+class UpstreamClient:
+    """One model server. `base_url` ends in `/v1`; times are in seconds, sizes in bytes."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        silence_timeout_s: float,
+        reply_bytes_max: int,
+        transport: Callable[[], httpx.AsyncBaseTransport] = default_transport,
+    ) -> None:
+        self._base_url = base_url
+        self._api_key = api_key
+        self._connect_timeout_s = connect_timeout_s
+        self._reply_timeout_s = reply_timeout_s
+        self._silence_timeout_s = silence_timeout_s
+        self._reply_bytes_max = reply_bytes_max
+        self._transport = transport()
+
+    async def close(self) -> None:
+        await self._transport.aclose()
+
+    async def create(self, body: bytes, model: str) -> bytes:
+        """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
+        async with self._in_time(self._reply_timeout_s), self._send("POST", "/responses", body, model) as response:
+            return await self._whole(response)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, body: bytes, model: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes of a streamed reply, from its 2xx headers on.
+
+        Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
+        """
+        async with self._send("POST", "/responses", body, model, self._silence_timeout_s) as response:
+            yield _chunks(response)
+
+    async def models(self) -> bytes:
+        """The body of the upstream's `GET /models`, as it came."""
+        async with self._in_time(self._connect_timeout_s), self._send("GET", "/models") as response:
+            return await self._whole(response)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, timeout_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise errors.upstream_too_slow() from None
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self, method: str, path: str, body: bytes = b"", model: str = "", silence_timeout_s: float | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        headers = {"accept": "application/json, text/event-stream", "accept-encoding": "identity"}
+        if body:
+            headers |= {"content-type": "application/json", "content-length": str(len(body))}
+        if self._api_key is not None:
+            headers["authorization"] = f"Bearer {self._api_key}"
+        timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)
+        request = httpx.Request(
+            method,
+            self._base_url + path,
+            headers=headers,
+            stream=_Body(body) if body else httpx.ByteStream(b""),
+            extensions={"timeout": timeout.as_dict()},
+        )
+        with _translated():
+            response = await self._transport.handle_async_request(request)
+        try:
+            if not response.is_success:
+                beginning = await self._beginning(response)
+                raise refusal(response.status_code, response.headers, beginning, model, self._api_key)
+            yield response
+        finally:
+            with contextlib.suppress(httpx.HTTPError):
+                await response.aclose()
+
+    async def _whole(self, response: httpx.Response) -> bytes:
+        pieces, size = [], 0
+        async for chunk in _chunks(response):
+            size += len(chunk)
+            if size > self._reply_bytes_max:
+                raise errors.upstream_broken(f"its reply is larger than {self._reply_bytes_max} bytes.")
+            pieces.append(chunk)
+        return b"".join(pieces)
+
+    async def _beginning(self, response: httpx.Response) -> bytes:
+        """As much of a refusal as can hold an error object; a refusal that breaks off is judged by its status alone."""
+        pieces, size = [], 0
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(self._connect_timeout_s):
+                async for chunk in _chunks(response):
+                    pieces.append(chunk)
+                    size += len(chunk)
+                    if size > REFUSAL_BYTES_MAX:
+                        break
+        return b"".join(pieces)
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    with _translated():
+        async for chunk in response.stream:  # type: ignore[union-attr]
+            yield chunk
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError:
+        raise errors.upstream_unreachable() from None
+    except httpx.TimeoutException as error:
+        # The transport calls every connection that breaks before the headers a time-out; its cause tells them apart.
+        if isinstance(error.__cause__, TimeoutError) or error.__cause__ is None:
+            raise errors.upstream_too_slow() from None
+        raise errors.upstream_broken("it closed the connection.") from None
+    except httpx.HTTPError:
+        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from None

@@ -1,0 +1,103 @@
+"""What an upstream's refusal becomes: a status, a type and a code of the contract, and a message fit for the caller.
+
+What lives here reads error bodies (contract vllm.md 5, DESIGN 8). Only the message of a JSON error object may reach the
+caller, never other text; its first line, bounded, with anything like a credential blotted out.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from server import errors
+from server.errors import ApiError
+from server.protocol import ids, raw
+
+REFUSAL_BYTES_MAX = 65_536
+MESSAGE_LENGTH_MAX = 500
+
+_KEPT = frozenset({400, 408, 409, 413, 422, 429, 503})
+_MISCONFIGURED = frozenset({401, 403, 404, 405})
+_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|key[-_=: ]+)[\w.~+/=-]{6,}")
+_VALIDATION_LIST = re.compile(r"^\d+ validation errors?:")
+_OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
+_RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}")
+_LOCATION = re.compile(r"'loc': '([\w.\[\]]+)'")
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes, model: str, api_key: str | None) -> ApiError:
+    """The error a client gets for an upstream's reply that is not a success.
+
+    `body` may be the beginning of one; `model` is the one that was asked for, `api_key` ours, to be kept secret.
+    """
+    told = _error_object(body)
+    if status == 404 and told.get("param") == "model":
+        return errors.model_not_found(model)
+    if status in _MISCONFIGURED:
+        return errors.upstream_misconfigured(status)
+    if status not in _KEPT:
+        return errors.upstream_broken(f"it answered {status}.")
+    retry_after = headers.get("retry-after")
+    if retry_after is not None and not _RETRY_AFTER.fullmatch(retry_after):
+        retry_after = None
+    param = _param(told)
+    message = _message(status, told, param, api_key)
+    is_overflow = status == 400 and _is_overflow(told)
+    return errors.upstream_refused(
+        status,
+        message,
+        param="input" if is_overflow else param,
+        code="context_length_exceeded" if is_overflow else _code(status),
+        retry_after=retry_after,
+    )
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    """The error in a body: `{"error": {...}}`, or FastAPI's `{"detail": [...]}` as its first entry; else empty."""
+    try:
+        told = raw.decode(body)
+    except raw.Malformed:
+        return {}
+    if not isinstance(told, dict):
+        return {}
+    error, detail = told.get("error"), told.get("detail")
+    if isinstance(error, dict):
+        return error
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        location = detail[0].get("loc")
+        return {"param": ".".join(map(str, location)) if isinstance(location, list) else None}
+    return {}
+
+
+def _param(told: Mapping[str, Any]) -> str | None:
+    """The request's path to what is wrong: `body.include.0` is our `include[0]`."""
+    param, message = told.get("param"), told.get("message")
+    if isinstance(message, str) and _VALIDATION_LIST.match(message) and (found := _LOCATION.search(message)):
+        # The list names a place for each way in which the union failed; the request's own part is what comes first.
+        param = param if isinstance(param, str) else found[1]
+    if not isinstance(param, str) or not ids.is_usable(param):
+        return None
+    return re.sub(r"\.(\d+)", r"[\1]", param.removeprefix("body."))
+
+
+def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: str | None) -> str:
+    if status == 413:
+        return "The model server refused the request: history and input together are larger than it takes."
+    message = told.get("message")
+    if not isinstance(message, str) or not message.strip() or _VALIDATION_LIST.match(message):
+        place = f" ('{param}')" if param else ""
+        return f"The model server refused the request with status {status}{place}."
+    line = message.strip().splitlines()[0]
+    if api_key:
+        line = line.replace(api_key, "***")
+    return _CREDENTIAL.sub(r"\1***", line)[:MESSAGE_LENGTH_MAX]
+
+
+def _is_overflow(told: Mapping[str, Any]) -> bool:
+    if told.get("code") == "context_length_exceeded" or told.get("param") == "input_tokens":
+        return True
+    message = told.get("message")
+    return isinstance(message, str) and _OVERFLOW.search(message) is not None
+
+
+def _code(status: int) -> str | None:
+    return "rate_limit_exceeded" if status == 429 else None
