@@ -116,7 +116,8 @@ def _process(*command: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]
     """One of our own commands as a process, ended and waited for."""
     # Settings of the user's real server (its database!) are no business of a demo, nor is a `server` in this folder.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REJOINDER_")}
-    with subprocess.Popen([sys.executable, "-P", "-m", "server", *command], env=environment, **streams) as process:
+    line = [sys.executable, "-P", "-m", "server", *command]
+    with subprocess.Popen(line, env=environment, **streams) as process:  # noqa: S603 - our own program
         try:
             yield process
         finally:
