@@ -22,6 +22,9 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 LEFT_FOR_LATER = re.compile(r"\b(?:TO[D]O|FIX[M]E|X{3})\b")
 SOMEBODYS_FOLDER = re.compile(r"(?<![\w.~}])/(?:home|root|Users|work|workspace)/[\w.]")
 
+# Their subject is home directories, and all of these are made up.
+ABOUT_HOMES = {"tests/unit/test_config.py"}
+
 
 def modules(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -111,7 +114,7 @@ def test_no_text_names_a_folder_of_somebodys_machine() -> None:
         f"{name}:{number}"
         for name, text in texts()
         for number, line in enumerate(text.splitlines(), 1)
-        if SOMEBODYS_FOLDER.search(line)
+        if SOMEBODYS_FOLDER.search(line) and name not in ABOUT_HOMES
     ]
     assert found == []
 

@@ -1,0 +1,42 @@
+"""The page for operators names every setting with the default that it has."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.config import Config
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "operations.md").read_text()
+
+
+def rows() -> dict[str, str]:
+    """The default in the table of settings, by name."""
+    table = PAGE[PAGE.index("| setting |") :]
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
+
+
+def told(default: Any) -> str:
+    """A default as a person would write it."""
+    if default is None:
+        return "-"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, int) and default % (1 << 20) == 0 and default > 0:
+        return f"{default >> 20} MiB"
+    return str(default)
+
+
+def test_every_setting_has_its_row() -> None:
+    assert list(rows()) == list(Config.__struct_fields__)
+
+
+def test_every_row_tells_the_default() -> None:
+    defaults = {
+        field.name: told(field.default)
+        for field in msgspec.structs.fields(Config)
+        if field.default is not msgspec.NODEFAULT
+    }
+    assert defaults["port"] == "8080", "the defaults were not found"
+    assert {name: default for name, default in rows().items() if name != "data_dir"} == defaults
