@@ -12,6 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
 
 START_MAX_S = 120
 END_MAX_S = 30
@@ -44,7 +47,7 @@ def server(folder: Path, upstream: str, *options: str, commands: Path = OURS) ->
     line = [commands / "rejoinder", "serve", "--port", "0", "--data-dir", folder / "data", "--upstream", upstream]
     with running([*line, *options], folder, "serve") as process:
         log = folder / "serve.log"
-        yield awaited(process, lambda: _serving_url(log), log)
+        yield awaited(process, lambda: serving(log), log)["url"]
 
 
 @contextlib.contextmanager
@@ -65,8 +68,8 @@ def running(line: list[str | Path], folder: Path, name: str) -> Iterator["subpro
 
 
 def awaited(
-    process: "subprocess.Popen[bytes]", answer: Callable[[], str | None], log: Path, start_max_s: float = START_MAX_S
-) -> str:
+    process: "subprocess.Popen[bytes]", answer: Callable[[], Answer], log: Path, start_max_s: float = START_MAX_S
+) -> Answer:
     """The first answer that is not empty. AssertionError with the log when the process ends first, or is too slow."""
     deadline = time.monotonic() + start_max_s
     while not (answered := answer()):
@@ -76,8 +79,9 @@ def awaited(
     return answered
 
 
-def _serving_url(log: Path) -> str | None:
+def serving(log: Path) -> dict[str, str]:
+    """What a server told its log when it began to answer: `url` and `upstream` among it. Empty until then."""
     for line in log.read_text().splitlines(keepends=True):
         if line.startswith("{") and line.endswith("}\n") and json.loads(line)["event"] == "serving":
-            return str(json.loads(line)["url"])
-    return None
+            return json.loads(line)
+    return {}
