@@ -66,7 +66,6 @@ class Assembler:
         self._items: list[_OutputItem] = []
         self._by_sent_id: dict[str, list[_OutputItem]] = {}
         self._by_sent_index: dict[int, _OutputItem] = {}
-        self._terminal = b""
 
     def open(self) -> bytes:
         """Our own `response.created` and `response.in_progress`, as far as they have not been sent yet."""
@@ -92,9 +91,25 @@ class Assembler:
         if self.outcome is None:
             self._finish("failed", self._response.ended(None, "failed", {"code": code, "message": message}))
 
+    def cancel(self) -> None:
+        """End the turn as cancelled, with the items that were finished; a turn that has ended stays as it is."""
+        if self.outcome is None:
+            self._finish("cancelled", self._response.ended(None, "cancelled", None))
+
+    def withdraw(self, message: str) -> None:
+        """The turn could not be stored: it is told as failed, whatever it was (DESIGN 3, The final write fails)."""
+        self.outcome = None
+        self.fail(message)
+
     def closing(self) -> bytes:
-        """What ends the client's stream: the terminal event, opened first if need be, and `[DONE]`."""
-        return self._terminal + sse.DONE
+        """What ends the client's stream: the terminal event, opened first if need be, and `[DONE]`.
+
+        A cancelled turn has no terminal event (contract api.md 6).
+        """
+        name = events.TERMINAL_OF_STATUS.get(self.outcome.status) if self.outcome else None
+        if self.outcome is None or name is None:
+            return sse.DONE
+        return self.open() + self._write(name, {"response": self.outcome.shown()}) + sse.DONE
 
     def _take(self, frame: sse.Event) -> bytes:
         data = frame.data.strip()
@@ -244,9 +259,7 @@ class Assembler:
         items = [
             from_upstream(item.body, item.public_id, self._issuer) for item in self._items if item.body is not None
         ]
-        opening = self.open()
         self.outcome = Outcome(status=status, body=body, items=items)
-        self._terminal = opening + self._write(events.TERMINAL_OF_STATUS[status], {"response": self.outcome.shown()})
 
     def _pass(self, event: StreamEvent, changes: dict[str, bytes], item: _OutputItem | None = None) -> bytes:
         """The upstream's event with what differs from its place in our stream replaced, else as it came."""

@@ -7,7 +7,7 @@ client's own headers never reach the upstream.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -19,6 +19,7 @@ from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
 # vLLM's own server closes an idle connection after 5 s; ours must let go of it first, or a turn meets a closed one.
 _IDLE_CONNECTION_S = 3
 _CONNECTIONS_MAX = 100_000
+_LAST_BYTES_S = 0.05
 
 
 def default_transport() -> httpx.AsyncBaseTransport:
@@ -73,8 +74,12 @@ class UpstreamClient:
 
         Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
         """
-        async with self._send("POST", "/responses", body, model, self._silence_timeout_s) as response:
-            yield _chunks(response)
+        async with (
+            self._send("POST", "/responses", body, model, self._silence_timeout_s) as response,
+            contextlib.aclosing(_chunks(response)) as chunks,
+        ):
+            yield chunks
+            await _read_last_bytes(chunks)
 
     async def models(self) -> bytes:
         """The body of the upstream's `GET /models`, as it came."""
@@ -139,7 +144,15 @@ class UpstreamClient:
         return b"".join(pieces)
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
+    """Let the upstream end a stream whose last event has come: a connection that is read to its end is used again."""
+    with contextlib.suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            async for _ in chunks:
+                pass
+
+
+async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
     with _translated():
         async for chunk in response.stream:  # type: ignore[union-attr]
             yield chunk

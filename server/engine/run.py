@@ -1,0 +1,127 @@
+"""A turn in flight: a task of its own makes it, a client follows what it gives, and either may end first.
+
+What lives here moves bytes and knows nothing of what they say.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from server.errors import ApiError
+
+
+class Run:
+    """What one turn gives, for the one client that waits for it.
+
+    The task that makes the turn never waits for the client: what the client has not read yet is kept, and a client that
+    leaves more than `stream_bytes_max` of a stream unread is let go of. `on_leave` is told when the client is gone
+    before the end.
+    """
+
+    def __init__(self, *, is_stream: bool, on_leave: Callable[["Run"], None], stream_bytes_max: int) -> None:
+        self.is_stream = is_stream
+        self.has_begun = False
+        self.last_sent_at_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._on_leave = on_leave
+        self._stream_bytes_max = stream_bytes_max
+        self._unread: deque[bytes] = deque()
+        self._unread_bytes = 0
+        self._is_followed = True
+        self._has_ended = False
+        self._error: ApiError | None = None
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Make the turn in a task, which the caller must hold."""
+        self._task = self._loop.create_task(work)
+        return self._task
+
+    def cancel(self) -> None:
+        """Stop making the turn, unless it is being closed: what an upstream has finished is stored as it is."""
+        if self._task is not None and not self._is_closing:
+            self._task.cancel()
+
+    def cancel_after(self, delay_s: float) -> None:
+        self._cancelling = self._loop.call_later(delay_s, self.cancel)
+
+    def close(self) -> None:
+        """The turn is made and is about to be stored: from here on it can't be cancelled."""
+        self._is_closing = True
+
+    def send(self, chunk: bytes) -> None:
+        """Hand bytes to the client, if it is still there."""
+        if not chunk:
+            return
+        self.has_begun = True
+        self.last_sent_at_s = self._loop.time()
+        if not self._is_followed:
+            return
+        self._unread.append(chunk)
+        self._unread_bytes += len(chunk)
+        if self.is_stream and self._unread_bytes > self._stream_bytes_max:
+            self.leave()
+        self._news.set()
+
+    def end(self, error: ApiError | None = None) -> None:
+        """There is no more to come; `error` is the whole answer where nothing was sent."""
+        if self._cancelling is not None:
+            self._cancelling.cancel()
+        self._has_ended = True
+        self._error = error
+        self._news.set()
+
+    def leave(self) -> None:
+        """The client has gone, or is let go of: nothing is kept for it from here on."""
+        if not self._is_followed:
+            return
+        self._is_followed = False
+        self._unread.clear()
+        self._news.set()
+        if not self._has_ended:
+            self._on_leave(self)
+
+    async def read(self) -> bytes:
+        """All that has come since the last read, in one piece; b"" at the end. Raises the turn's ApiError."""
+        while not self._unread and not self._has_ended and self._is_followed:
+            self._news.clear()
+            await self._news.wait()
+        if self._unread:
+            chunk = b"".join(self._unread)
+            self._unread.clear()
+            self._unread_bytes = 0
+            return chunk
+        if self._error is not None:
+            raise self._error
+        return b""
+
+
+class Heartbeat:
+    """Calls `beat` while a run is silent: after `first_wait_s` if it has not begun, then each `interval_s`."""
+
+    def __init__(self, run: Run, beat: Callable[[], None], *, first_wait_s: float, interval_s: float) -> None:
+        self._run = run
+        self._beat = beat
+        self._first_wait_s = first_wait_s
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._first_wait_s, self._tick)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        if not self._run.has_begun or self._loop.time() >= self._run.last_sent_at_s + self._interval_s:
+            self._beat()
+        # The beat has sent something, so that the next one is due an interval later.
+        self._timer = self._loop.call_at(self._run.last_sent_at_s + self._interval_s, self._tick)

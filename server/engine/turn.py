@@ -1,0 +1,241 @@
+"""One turn from top to bottom (DESIGN 3): request, history, replay, upstream, store, client. Both modes.
+
+What lives here is the order of things. All that can be refused is refused before the upstream is called; no database
+connection is held while the upstream works; the turn is committed before its body or terminal event leaves.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from server import errors
+from server.engine.history import rehydrate
+from server.engine.run import Heartbeat, Run
+from server.errors import ApiError
+from server.protocol import ids, raw, sse
+from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.context import Context
+from server.protocol.profile import Profile
+from server.protocol.replay import replay
+from server.protocol.request import Request, parse
+from server.protocol.response import ResponseObject
+from server.protocol.upstream_request import upstream_request
+from server.store.responses import NewResponse, Parent, Responses
+from server.telemetry import Telemetry
+from server.upstream.client import UpstreamClient
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of a turn: bytes, levels of nesting, seconds."""
+
+    json_depth_max: int
+    event_bytes_max: int
+    stream_bytes_max: int
+    first_event_wait_s: float
+    keep_alive_interval_s: float
+    detached_run_max_s: float
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that may begin: nothing in it can be refused any more but by the upstream."""
+
+    tenant_id: int
+    response_id: str
+    request: Request
+    parent: Parent | None
+    context: Context
+    response: ResponseObject
+    upstream_body: bytes
+    began_at: datetime
+
+
+class Turns:
+    """All turns of this process. `upstream_name` is the issuer of what the upstream makes."""
+
+    def __init__(
+        self,
+        responses: Responses,
+        upstream: UpstreamClient,
+        telemetry: Telemetry,
+        *,
+        upstream_name: str,
+        profile: Profile,
+        limits: Limits,
+        on_disconnect: Literal["finish", "cancel"],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._responses = responses
+        self._upstream = upstream
+        self._telemetry = telemetry
+        self._upstream_name = upstream_name
+        self._profile = profile
+        self._limits = limits
+        self._on_disconnect = on_disconnect
+        self._now = now
+        self._runs: dict[asyncio.Task[None], Run] = {}
+
+    async def begin(self, tenant_id: int, body: bytes) -> Run:
+        """Start the turn that a body asks for; raises ApiError where it can't be, before any network I/O."""
+        turn = await self._prepare(tenant_id, parse(body, self._limits.json_depth_max))
+        run = Run(
+            is_stream=turn.request.stream,
+            on_leave=lambda run: self._client_left(turn, run),
+            stream_bytes_max=self._limits.stream_bytes_max,
+        )
+        task = run.start(self._carry_out(turn, run))
+        self._runs[task] = run
+        task.add_done_callback(self._runs.pop)
+        return run
+
+    async def close(self) -> None:
+        """Cancel the turns in flight, and wait until each is stored as what it became."""
+        for run in self._runs.values():
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+
+    async def _prepare(self, tenant_id: int, request: Request) -> Turn:
+        parent, context = await rehydrate(self._responses, tenant_id, request)
+        decisions = replay(context, self._profile, "previous_response_id")
+        response_id = ids.new_response_id()
+        copies = [decision.copy for decision in decisions if decision.copy is not None]
+        upstream_body = upstream_request(request, response_id, copies, self._profile)
+        began_at = self._now()
+        self._telemetry.info(
+            "turn_began",
+            response_id=response_id,
+            previous_response_id=request.previous_response_id,
+            stream=request.stream,
+            store=request.store,
+            history_items=len(decisions) - len(context.turns[-1]),
+            input_items=len(context.turns[-1]),
+            left_out_items=len(decisions) - len(copies),
+            upstream_bytes=len(upstream_body),
+        )
+        return Turn(
+            tenant_id=tenant_id,
+            response_id=response_id,
+            request=request,
+            parent=parent,
+            context=context,
+            response=ResponseObject(request, response_id, lambda: int(self._now().timestamp())),
+            upstream_body=upstream_body,
+            began_at=began_at,
+        )
+
+    def _client_left(self, turn: Turn, run: Run) -> None:
+        if turn.request.store and self._on_disconnect == "finish":
+            run.cancel_after(self._limits.detached_run_max_s)
+        else:
+            run.cancel()
+
+    async def _carry_out(self, turn: Turn, run: Run) -> None:
+        try:
+            await (self._stream(turn, run) if turn.request.stream else self._answer(turn, run))
+        except Exception as error:
+            refused = self._told(error, turn)
+            self._telemetry.warning(
+                "turn_refused", response_id=turn.response_id, status=refused.status, code=refused.code
+            )
+            run.end(refused)
+        else:
+            run.end()
+
+    async def _answer(self, turn: Turn, run: Run) -> None:
+        try:
+            reply = await self._upstream.create(turn.upstream_body, turn.request.model)
+            outcome = self._assembled(turn, reply)
+        except asyncio.CancelledError:
+            outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
+        run.close()
+        await self._store(turn, outcome)
+        run.send(outcome.shown())
+
+    def _assembled(self, turn: Turn, reply: bytes) -> Outcome:
+        taken_ids = turn.context.public_ids()
+        try:
+            raw.check(reply, self._limits.json_depth_max)
+            return assemble_body(reply, turn.response, taken_ids=taken_ids, issuer=self._upstream_name)
+        except raw.Malformed:
+            raise errors.upstream_broken("its reply is not a response.") from None
+
+    async def _stream(self, turn: Turn, run: Run) -> None:
+        assembler = Assembler(
+            turn.response,
+            taken_ids=turn.context.public_ids(),
+            issuer=self._upstream_name,
+            event_bytes_max=self._limits.event_bytes_max,
+        )
+        try:
+            await self._read(turn, run, assembler)
+        except asyncio.CancelledError:
+            assembler.cancel()
+        except Exception as error:
+            failure = self._told(error, turn)
+            if not run.has_begun:
+                raise failure from None
+            assembler.fail(failure.message)
+        if not run.has_begun and assembler.outcome is None:
+            raise errors.upstream_broken("its stream ended before it began.")
+        assembler.end()
+        run.close()
+        await self._store_streamed(turn, assembler)
+        run.send(assembler.closing())
+
+    async def _read(self, turn: Turn, run: Run, assembler: Assembler) -> None:
+        """Hand on the upstream's stream until the turn has ended, or the stream has."""
+        heartbeat = Heartbeat(
+            run,
+            lambda: run.send(sse.COMMENT if run.has_begun else assembler.open()),
+            first_wait_s=self._limits.first_event_wait_s,
+            interval_s=self._limits.keep_alive_interval_s,
+        )
+        async with self._upstream.stream(turn.upstream_body, turn.request.model) as chunks:
+            with heartbeat:
+                async for chunk in chunks:
+                    run.send(assembler.feed(chunk))
+                    if assembler.outcome is not None:
+                        break
+
+    async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
+        """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""
+        assert assembler.outcome is not None
+        try:
+            await self._store(turn, assembler.outcome)
+        except Exception as error:
+            assembler.withdraw(self._told(error, turn).message)
+
+    async def _store(self, turn: Turn, outcome: Outcome) -> None:
+        ended_at = self._now()
+        if turn.request.store:
+            await self._responses.add(
+                NewResponse(
+                    tenant_id=turn.tenant_id,
+                    public_id=turn.response_id,
+                    parent=turn.parent,
+                    status=outcome.status,
+                    model=turn.request.model,
+                    upstream=self._upstream_name,
+                    created_at=turn.began_at,
+                    completed_at=ended_at if outcome.status == "completed" else None,
+                    body=outcome.body.text,
+                    items=[*turn.context.turns[-1], *outcome.items],
+                )
+            )
+        self._telemetry.info(
+            "turn_ended",
+            response_id=turn.response_id,
+            status=outcome.status,
+            stored=turn.request.store,
+            output_items=len(outcome.items),
+            duration_ms=round((ended_at - turn.began_at).total_seconds() * 1000),
+        )
+
+    def _told(self, error: Exception, turn: Turn) -> ApiError:
+        """What a client is told of an exception: an ApiError as it is, of another one only that there was one."""
+        if isinstance(error, ApiError):
+            return error
+        self._telemetry.crash("turn_crashed", error, response_id=turn.response_id)
+        return errors.internal()
