@@ -1,0 +1,151 @@
+"""Where the tests get a Postgres from: TEST_DATABASE_URL, a container where an engine answers, else the embedded one.
+
+Every test that asks for a database gets one of its own (the fixtures are in `conftest.py`), so no test sees another's
+rows, and each may do to its database what it likes.
+"""
+
+import asyncio
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import sqlalchemy
+from docker.client import DockerClient
+from docker.errors import DockerException
+from testcontainers.community.postgres import PostgresContainer
+
+from server.embedded import EmbeddedPostgres
+from server.embedded_installation import SUPERUSER
+from server.store.database import Database
+
+# The oldest we promise to work with; the embedded one is the newest.
+CONTAINER_IMAGE = "postgres:14-alpine"
+ENGINE_TIMEOUT_S = 3
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A server to make databases on. `url` names the role that owns them, `admin_url` one that may create them."""
+
+    url: str
+    admin_url: str
+
+    @asynccontextmanager
+    async def new_database(self, *, template: str = "template1", encoding: str = "UTF8") -> AsyncIterator[str]:
+        """The URL of a new database, a copy of the `template` of that name. It is dropped afterwards."""
+        name = f"test_{uuid4().hex}"
+        owner = urlsplit(self.url).username
+        await self._administer(
+            f"create database {name} template {template} encoding '{encoding}'" + (f' owner "{owner}"' if owner else "")
+        )
+        try:
+            yield with_database(self.url, name)
+        finally:
+            await self._administer(f"drop database {name} with (force)")
+
+    async def _administer(self, statement: str) -> None:
+        async with connected(self.admin_url) as connection:
+            await connection.execute(statement)
+
+
+def with_database(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return f"postgresql://{parts.netloc}/{name}" + (f"?{parts.query}" if parts.query else "")
+
+
+def database_name(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
+
+
+@asynccontextmanager
+async def postgres_server() -> AsyncIterator[PostgresServer]:
+    if url := os.environ.get("TEST_DATABASE_URL"):
+        yield PostgresServer(url=url, admin_url=url)
+    elif container_engine_answers():
+        container = PostgresContainer(CONTAINER_IMAGE, driver=None)
+        await asyncio.to_thread(container.start)
+        try:
+            url = container.get_connection_url()
+            yield PostgresServer(url=url, admin_url=url)
+        finally:
+            await asyncio.to_thread(container.stop)
+    else:
+        async with embedded_server() as server:
+            yield server
+
+
+@asynccontextmanager
+async def embedded_server() -> AsyncIterator[PostgresServer]:
+    # Not pytest's temporary folder: it is closed to the user that Postgres runs as when root runs the tests.
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rejoinder-tests-"))
+    embedded = EmbeddedPostgres(folder / "data")
+    try:
+        url = await embedded.start()
+        query = urlsplit(url).query
+        # The server's own role may create no database; the superuser may, over the same socket.
+        yield PostgresServer(url=url, admin_url=f"postgresql://{SUPERUSER}@/postgres?{query}")
+    finally:
+        await embedded.stop()
+        await asyncio.to_thread(shutil.rmtree, folder)
+
+
+@functools.cache
+def container_engine_answers() -> bool:
+    try:
+        with closing(DockerClient.from_env(timeout=ENGINE_TIMEOUT_S)) as engine:
+            return bool(engine.ping())
+    except (DockerException, OSError):
+        return False
+
+
+def described() -> str:
+    """For the head of pytest's report: which Postgres this is, and loudly if the one that CI uses is out of reach."""
+    if url := os.environ.get("TEST_DATABASE_URL"):
+        parts = urlsplit(url)
+        return f"postgres: TEST_DATABASE_URL, {parts.hostname or 'a socket'}{parts.path}"
+    if container_engine_answers():
+        return f"postgres: a container of {CONTAINER_IMAGE}"
+    return "postgres: *** NO CONTAINER ENGINE ANSWERS: the tests run on the embedded Postgres instead ***"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    """A plain connection, to look at what the store did or to get in its way."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until_true(
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, within_s: float = 10
+) -> None:
+    """Waits until the query's one value is true. Raises TimeoutError when that takes too long."""
+    async with asyncio.timeout(within_s):
+        while not await connection.fetchval(query, *arguments):  # noqa: ASYNC110 (the server has no event for us)
+            await asyncio.sleep(0.005)
+
+
+@contextmanager
+def recorded_statements(database: Database) -> Iterator[list[str]]:
+    """The statements that `database` sends while this lasts. Transaction control is not among them."""
+    statements: list[str] = []
+
+    def record(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    engine = database.engine.sync_engine
+    sqlalchemy.event.listen(engine, "before_cursor_execute", record)
+    try:
+        yield statements
+    finally:
+        sqlalchemy.event.remove(engine, "before_cursor_execute", record)
