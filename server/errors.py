@@ -93,7 +93,7 @@ def string_too_long(param: str, maximum: int, got: int) -> ApiError:
 
 
 def nothing_to_answer() -> ApiError:
-    message = 'One of "input" or "previous_response_id" or \'prompt\' or \'conversation\' must be provided.'
+    message = "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided."
     return ApiError(400, message, param="input", code="missing_required_parameter")
 
 
@@ -140,6 +140,10 @@ def item_not_found(item_id: str) -> ApiError:
     return ApiError(404, message, param="input")
 
 
+def cursor_not_found(item_id: str) -> ApiError:
+    return ApiError(400, f"Item with id '{item_id}' not found in this list.", param="after", code="invalid_value")
+
+
 def prompt_not_found(prompt_id: str) -> ApiError:
     return ApiError(404, f"Prompt with id '{prompt_id}' not found.", param="prompt")
 
@@ -174,6 +178,10 @@ def encrypted_only(item_id: str, param: str) -> ApiError:
 
 def route_not_found() -> ApiError:
     return ApiError(404, "Not found.")
+
+
+def bad_request(status: int) -> ApiError:
+    return ApiError(status, "The request can't be read.")
 
 
 def method_not_allowed() -> ApiError:

@@ -1,0 +1,156 @@
+"""The routes under /v1/responses."""
+
+import asyncio
+from typing import Any
+
+from litestar import Request, Response, asgi, delete, get, post
+from litestar.types import Receive, Scope, Send
+
+from server import errors
+from server.api import wire
+from server.engine.run import Run
+from server.engine.turn import Turns
+from server.errors import ApiError
+from server.protocol import ids, pages, raw, response
+from server.protocol.shown import shown
+from server.store.responses import Responses
+
+TENANT_ID = 1
+"""The one open tenant, until keys say whose request it is."""
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+
+
+@asgi("/v1/responses", copy_scope=False)
+async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
+    """POST: a turn, as JSON or as a stream. A raw mount, since this is the route whose cost counts (DESIGN 9)."""
+    state = scope["litestar_app"].state
+    reply = _Reply(send)
+    try:
+        if scope["method"] != "POST":  # type: ignore[typeddict-item]
+            raise errors.method_not_allowed()
+        body = await wire.read_body(scope, receive, state.body_bytes_max)
+        turns: Turns = state.turns
+        run = await turns.begin(TENANT_ID, body)
+        leaving = asyncio.create_task(_watch(receive, run))
+        try:
+            await reply.follow(run)
+        finally:
+            leaving.cancel()
+    except wire.ClientLeft:
+        return
+    except ApiError as error:
+        await reply.refuse(error)
+    except Exception as error:
+        state.telemetry.crash("request_crashed", error)
+        await reply.refuse(errors.internal())
+
+
+@get("/v1/responses/{response_id:str}")
+async def retrieve_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+    if request.query_params.get("stream") == "true":
+        raise errors.not_supported("stream", "This response was not created in the background: it has no stream.")
+    response_id = _response_id(request)
+    stored = await _responses(request).get(TENANT_ID, response_id)
+    if stored is None:
+        raise errors.response_not_found(response_id)
+    return wire.json_response(response.whole(raw.Object(stored.body), [shown(item) for item in stored.output]))
+
+
+@delete("/v1/responses/{response_id:str}", status_code=200)
+async def delete_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+    response_id = _response_id(request)
+    if not await _responses(request).delete(TENANT_ID, response_id):
+        raise errors.response_not_found(response_id)
+    members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": b"true"}
+    return wire.json_response(raw.render(members))
+
+
+@get("/v1/responses/{response_id:str}/input_items")
+async def list_input_items(request: Request[Any, Any, Any]) -> Response[bytes]:
+    query = request.query_params
+    page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
+    response_id = _response_id(request)
+    items = await _responses(request).input_items(TENANT_ID, response_id)
+    if items is None:
+        raise errors.response_not_found(response_id)
+    return wire.json_response(pages.item_page(items, page))
+
+
+@post("/v1/responses/{response_id:str}/cancel")
+async def cancel_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+    response_id = _response_id(request)
+    if await _responses(request).get(TENANT_ID, response_id) is None:
+        raise errors.response_not_found(response_id)
+    raise errors.cannot_cancel()
+
+
+@post(["/v1/responses/{operation:str}"])
+async def refuse_operation() -> Response[bytes]:
+    """Compact and input_tokens are not there yet (DESIGN 7.9): their path is unknown, not their method wrong."""
+    raise errors.route_not_found()
+
+
+ROUTES = [
+    create_response,
+    retrieve_response,
+    delete_response,
+    list_input_items,
+    cancel_response,
+    refuse_operation,
+]
+
+
+class _Reply:
+    """The answer to one create request; its headers leave with the first bytes, so that an error keeps its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_started = False
+
+    async def follow(self, run: Run) -> None:
+        while chunk := await run.read():
+            if not self._has_started:
+                await self._start(200, _STREAM_HEADERS if run.is_stream else _JSON_HEADERS)
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if self._has_started:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error; where the answer has begun, leave it unfinished, so that it is seen to be cut."""
+        if self._has_started:
+            return
+        extra = [(name.encode(), value.encode()) for name, value in wire.error_headers(error).items()]
+        if error.status == 413:
+            # The rest of the body stays unread.
+            extra.append((b"connection", b"close"))
+        await self._start(error.status, [*_JSON_HEADERS, *extra])
+        await self._send({"type": "http.response.body", "body": wire.error_body(error), "more_body": False})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _watch(receive: Receive, run: Run) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    run.leave()
+
+
+def _response_id(request: Request[Any, Any, Any]) -> str:
+    """The id in the path; one that can't be any response's is unknown like any other."""
+    response_id: str = request.path_params["response_id"]
+    if not ids.is_usable(response_id):
+        raise errors.response_not_found("(unprintable)")
+    return response_id
+
+
+def _responses(request: Request[Any, Any, Any]) -> Responses:
+    responses: Responses = request.app.state.responses
+    return responses

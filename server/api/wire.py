@@ -1,0 +1,93 @@
+"""What every route shares: errors, bodies and ids of requests on the wire. The one place that renders errors."""
+
+import secrets
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from server import errors
+from server.errors import ApiError
+from server.telemetry import Telemetry
+
+JSON = "application/json"
+
+
+class ClientLeft(Exception):
+    """The client went before its request was whole."""
+
+
+def json_response(body: bytes, status: int = 200) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=JSON)
+
+
+def error_body(error: ApiError) -> bytes:
+    members = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": {name: _encodable(value) for name, value in members.items()}})
+
+
+def error_headers(error: ApiError) -> dict[str, str]:
+    return {} if error.retry_after is None else {"retry-after": error.retry_after}
+
+
+def render_api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+    return Response(error_body(error), status_code=error.status, media_type=JSON, headers=error_headers(error))
+
+
+def render_http_exception(request: Request[Any, Any, Any], exception: HTTPException) -> Response[bytes]:
+    """The framework's own refusals: of a path, a method, a request that it can't read."""
+    if isinstance(exception, MethodNotAllowedException):
+        return render_api_error(request, errors.method_not_allowed())
+    if exception.status_code == 404:
+        return render_api_error(request, errors.route_not_found())
+    if exception.status_code < 500:
+        return render_api_error(request, errors.bad_request(exception.status_code))
+    return render_crash(request, exception)
+
+
+def render_crash(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
+    telemetry: Telemetry = request.app.state.telemetry
+    telemetry.crash("request_crashed", exception)
+    return render_api_error(request, errors.internal())
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+    """The request's body. Raises ApiError 413 as soon as it is known to be too large, ClientLeft if it ends early."""
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise errors.body_too_large(bytes_max)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        piece: bytes = message.get("body", b"")  # type: ignore[assignment]
+        size += len(piece)
+        if size > bytes_max:
+            raise errors.body_too_large(bytes_max)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def request_ids(app: ASGIApp) -> ASGIApp:
+    """Middleware: a fresh `x-request-id` on every answer, which the SDKs show to their users."""
+
+    async def with_request_id(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = f"req_{secrets.token_hex(16)}".encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        await app(scope, receive, send_with_id)
+
+    return with_request_id
+
+
+def _encodable(value: str | None) -> str | None:
+    return None if value is None else value.encode("utf-8", "replace").decode()

@@ -1,0 +1,116 @@
+"""The composition root: a configuration goes in, an ASGI application comes out. It opens and closes everything."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from litestar import Litestar
+from litestar.exceptions import HTTPException
+
+from server.api import responses as responses_api
+from server.api import system as system_api
+from server.api import wire
+from server.config import Config
+from server.embedded import EmbeddedPostgres
+from server.engine.turn import Limits, Turns
+from server.errors import ApiError
+from server.protocol import profile
+from server.store.database import Database, migrate
+from server.store.responses import Responses
+from server.telemetry import Telemetry
+from server.upstream.client import UpstreamClient
+
+UPSTREAM_NAME = "default"
+"""The name of the one upstream that `--upstream` gives; the issuer of what it makes."""
+
+
+def create(config: Config, telemetry: Telemetry) -> Litestar:
+    """The application. What it needs is opened by its start-up and closed by its shutdown.
+
+    Its start-up raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is no database to use.
+    """
+    assert config.upstream is not None, "a server without an upstream is refused before it is made"
+    return Litestar(
+        route_handlers=[*responses_api.ROUTES, *system_api.ROUTES],
+        lifespan=[_lifespan(config, telemetry)],
+        middleware=[wire.request_ids],
+        exception_handlers={
+            ApiError: wire.render_api_error,
+            HTTPException: wire.render_http_exception,
+            Exception: wire.render_crash,
+        },
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=config.body_bytes_max,
+    )
+
+
+def _lifespan(
+    config: Config, telemetry: Telemetry
+) -> Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]]:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as opened:
+            database = await _open_database(config, opened)
+            upstream = _open_upstream(config)
+            opened.push_async_callback(upstream.close)
+            stored = Responses(database)
+            turns = _turns(config, telemetry, stored, upstream)
+            opened.push_async_callback(turns.close)
+            services: dict[str, Any] = {
+                "body_bytes_max": config.body_bytes_max,
+                "database": database,
+                "responses": stored,
+                "telemetry": telemetry,
+                "turns": turns,
+                "upstream": upstream,
+            }
+            app.state.update(services)
+            yield
+
+    return lifespan
+
+
+async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> Database:
+    url = config.database_url
+    if url is None:
+        embedded = EmbeddedPostgres(config.data_dir)
+        opened.push_async_callback(embedded.stop)
+        url = await embedded.start()
+    if not config.no_migrate:
+        await migrate(url)
+    database = Database.open(url, pool_size=config.pool_size, pgbouncer=config.pgbouncer)
+    opened.push_async_callback(database.close)
+    return database
+
+
+def _open_upstream(config: Config) -> UpstreamClient:
+    assert config.upstream is not None
+    return UpstreamClient(
+        config.upstream,
+        api_key=config.upstream_api_key,
+        connect_timeout_s=config.connect_timeout_s,
+        reply_timeout_s=config.reply_timeout_s,
+        silence_timeout_s=config.silence_timeout_s,
+        reply_bytes_max=config.reply_bytes_max,
+    )
+
+
+def _turns(config: Config, telemetry: Telemetry, stored: Responses, upstream: UpstreamClient) -> Turns:
+    return Turns(
+        stored,
+        upstream,
+        telemetry,
+        upstream_name=UPSTREAM_NAME,
+        profile=msgspec.structs.replace(profile.VLLM, encrypted_only=config.encrypted_only),
+        on_disconnect=config.on_disconnect,
+        limits=Limits(
+            json_depth_max=config.json_depth_max,
+            event_bytes_max=config.event_bytes_max,
+            stream_bytes_max=config.stream_bytes_max,
+            first_event_wait_s=config.first_event_wait_s,
+            keep_alive_interval_s=config.keep_alive_interval_s,
+            detached_run_max_s=config.detached_run_max_s,
+        ),
+    )
