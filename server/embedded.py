@@ -99,7 +99,8 @@ class EmbeddedPostgres:
                         break
                     self._launch_watchdog(account, socket_dir, start_lock, watchdog_lock)
                     launched = True
-            if await _ensure_database(socket_dir):
+            # Asked first, because a connection that comes too early is a line in the log.
+            if embedded_watchdog.is_ready(str(self._pgdata)) and await _ensure_database(socket_dir):
                 return
             await asyncio.sleep(POLL_INTERVAL_S)
         raise EmbeddedPostgresError(

@@ -21,7 +21,7 @@ POLL_INTERVAL_S = 0.25
 RESTART_WINDOW_S = 60.0
 # One pause for each restart that a window allows. They grow because the backends of a killed postmaster may need a
 # moment to notice, and Postgres does not start beside them.
-RESTART_PAUSES_S = (0.25, 1.0, 2.0)
+RESTART_PAUSES_S = (0.25, 0.5, 1.5)
 # Fast shutdown, then immediate shutdown (which recovers at the next start), then whatever the kernel can do.
 STOP_SIGNALS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 
@@ -169,7 +169,7 @@ def is_postgres(pid: int, pgdata: str) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process, from /proc; where there is none (macOS), only its program. Empty when it is gone."""
+    """The arguments of a process, from /proc; where there is none (macOS), only its program. Empty once it is dead."""
     if os.path.isdir("/proc/self"):
         try:
             content = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -183,17 +183,27 @@ def command_line(pid: int) -> list[str]:
 
 
 def remove_misleading_lock_files(orders: Orders) -> None:
-    """Remove what an earlier Postgres left of its lock files, where its number now belongs to another live process.
+    """Remove an earlier Postgres's lock files where its number is taken, by a zombie or by what is no Postgres.
 
-    Postgres itself refuses to start then, as happens when a container restarts and numbers its processes anew. A
-    number that nothing has is left for Postgres to judge, which also looks at shared memory. The socket has such a file
-    beside it; no Postgres of ours runs, so both can go.
+    Postgres itself refuses to start then. It happens when a container restarts and numbers its processes anew, or when
+    its init reaps nobody. A number that is not taken is left for Postgres to judge, which also looks at shared memory.
+    The socket has such a file beside it; no Postgres of ours runs, so both can go.
     """
     pid = recorded_pid(orders.pgdata)
-    if pid and command_line(pid) and not is_postgres(pid, orders.pgdata):
+    if pid and is_taken(pid) and not is_postgres(pid, orders.pgdata):
         os.unlink(os.path.join(orders.pgdata, "postmaster.pid"))
     for leftover in Path(orders.socket_dir).glob(".s.PGSQL.*"):
         leftover.unlink()
+
+
+def is_taken(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def log(message: str) -> None:
