@@ -17,10 +17,11 @@ MESSAGE_LENGTH_MAX = 500
 
 _KEPT = frozenset({400, 408, 409, 413, 422, 429, 503})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
-_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|key[-_=: ]+)[\w.~+/=-]{6,}")
+_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|api[-_ ]?key[=:]\s*)[\w.~+/=-]{6,}")
 _VALIDATION_LIST = re.compile(r"^\d+ validation errors?:")
 _OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
 _RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}")
+_UNION_MEMBER = re.compile(r"\.[A-Z].*")
 _LOCATION = re.compile(r"'loc': '([\w.\[\]]+)'")
 
 
@@ -69,14 +70,15 @@ def _error_object(body: bytes) -> dict[str, Any]:
 
 
 def _param(told: Mapping[str, Any]) -> str | None:
-    """The request's path to what is wrong: `body.include.0` is our `include[0]`."""
+    """The request's path to what is wrong: `body.include.0` is `include[0]`, `body.tools.0.FunctionTool` `tools[0]`."""
     param, message = told.get("param"), told.get("message")
     if isinstance(message, str) and _VALIDATION_LIST.match(message) and (found := _LOCATION.search(message)):
-        # The list names a place for each way in which the union failed; the request's own part is what comes first.
         param = param if isinstance(param, str) else found[1]
     if not isinstance(param, str) or not ids.is_usable(param):
         return None
-    return re.sub(r"\.(\d+)", r"[\1]", param.removeprefix("body."))
+    # Behind the request's own path pydantic names the types of a union that it tried.
+    path = _UNION_MEMBER.sub("", param.removeprefix("body."))
+    return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[0].isalpha() else None
 
 
 def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: str | None) -> str:
