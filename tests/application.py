@@ -1,0 +1,206 @@
+"""The server as its clients meet it: served on a port, before a scripted upstream, on a database of its own.
+
+A test takes the fixture `application`, or starts one with settings of its own by `running(database_url, name=value)`.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from litestar import Litestar
+
+from server.app import create
+from server.config import load
+from server.mock import Mock, Reply
+from server.protocol.sse import encode
+from server.store.database import Database
+from server.telemetry import Telemetry
+from tests.harness import serving
+
+TIMEOUT_S = 30
+UPSTREAM_API_KEY = "upstream-key-that-nobody-may-see"
+CLIENT_API_KEY = "client-key-that-nobody-may-see"
+
+
+class Application:
+    """The running server at `url` and what stands around it.
+
+    `client` is strict about types and never retries; `http` has `url` as its base. `log` is what the server wrote, at
+    level debug.
+    """
+
+    def __init__(
+        self, app: Litestar, mock: Mock, client: openai.AsyncOpenAI, http: httpx.AsyncClient, log: io.StringIO
+    ) -> None:
+        self.url = str(http.base_url).rstrip("/")
+        self.mock = mock
+        self.client = client
+        self.http = http
+        self._app = app
+        self._log = log
+
+    @property
+    def database(self) -> Database:
+        """The server's own, for counting its statements."""
+        database: Database = self._app.state.database
+        return database
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    async def post(self, body: bytes | dict[str, Any], **headers: str) -> httpx.Response:
+        """POST /v1/responses; a streamed answer is read to its end."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.post(
+            "/v1/responses", content=content, headers={"content-type": "application/json", **headers}
+        )
+
+    async def turn(self, **members: Any) -> dict[str, Any]:
+        """The final response object of one turn, in either mode. The turn must be accepted."""
+        answer = await self.post({"model": "m", **members})
+        assert answer.status_code == 200, answer.text
+        if members.get("stream"):
+            response: dict[str, Any] = events_of(answer.content)[-1]["response"]
+            return response
+        whole: dict[str, Any] = answer.json()
+        return whole
+
+    def sent(self, number: int = -1) -> dict[str, Any]:
+        """What the upstream received, by default last."""
+        request: dict[str, Any] = self.mock.posts[number].json
+        return request
+
+    async def listed(self, response_id: str) -> list[dict[str, Any]]:
+        """What input_items lists of a response, oldest first; at most 100 items."""
+        answer = await self.http.get(f"/v1/responses/{response_id}/input_items", params={"order": "asc", "limit": 100})
+        assert answer.status_code == 200, answer.text
+        listed: list[dict[str, Any]] = answer.json()["data"]
+        return listed
+
+
+@contextlib.asynccontextmanager
+async def running(database_url: str, replies: Sequence[Reply] = (), **settings: Any) -> AsyncIterator[Application]:
+    """The server on `database_url`, before a mock that answers by `replies`; without any the mock answers by itself."""
+    mock, log = Mock(replies), io.StringIO()
+    async with contextlib.AsyncExitStack() as opened:
+        upstream = await opened.enter_async_context(serving(mock))
+        given = {"upstream": f"{upstream}/v1", "upstream_api_key": UPSTREAM_API_KEY, "database_url": database_url}
+        app = create(load(given | settings, {}), Telemetry("debug", log))
+        url = await opened.enter_async_context(serving(app))
+        client = await opened.enter_async_context(
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1",
+                api_key=CLIENT_API_KEY,
+                max_retries=0,
+                timeout=TIMEOUT_S,
+                _strict_response_validation=True,
+            )
+        )
+        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False))
+        yield Application(app, mock, client, http, log)
+
+
+@pytest.fixture
+async def application(database_url: str) -> AsyncIterator[Application]:
+    async with running(database_url) as started:
+        yield started
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream that has ended as the contract says: each named by its type, and `[DONE]` at last."""
+    *frames, done, rest = stream.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b""), stream[-200:]
+    events = []
+    for frame in frames:
+        if frame.startswith(b":"):
+            continue
+        name, data = frame.split(b"\n")
+        event = json.loads(data.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode()
+        events.append(event)
+    return events
+
+
+# --- what an upstream answers
+
+
+def message(text: str, **members: Any) -> dict[str, Any]:
+    """An assistant's message as vLLM makes it."""
+    content = [{"annotations": [], "text": text, "type": "output_text", "logprobs": None}]
+    return {
+        "id": "msg_up",
+        "content": content,
+        "role": "assistant",
+        "status": "completed",
+        "type": "message",
+        "phase": None,
+    } | members
+
+
+def reasoning(*texts: str, **members: Any) -> dict[str, Any]:
+    content = [{"text": text, "type": "reasoning_text"} for text in texts]
+    return {
+        "id": "rs_up",
+        "summary": [],
+        "type": "reasoning",
+        "content": content,
+        "encrypted_content": None,
+        "status": None,
+    } | members
+
+
+def function_call(name: str, arguments: str = "{}", call_id: str = "call_1", **members: Any) -> dict[str, Any]:
+    return {
+        "arguments": arguments,
+        "call_id": call_id,
+        "name": name,
+        "type": "function_call",
+        "id": "fc_up",
+        "namespace": None,
+        "status": "completed",
+    } | members
+
+
+def reply(*output: dict[str, Any] | str, stream: bool, **members: Any) -> Reply:
+    """An upstream's success with these output items, each a dict or a JSON text that arrives as it is here.
+
+    `members` are further ones of the response object, or others than it has.
+    """
+    items = [item if isinstance(item, str) else json.dumps(item) for item in output]
+    whole = {"id": "{{request_id}}", "created_at": 1_700_000_000, "model": "m", "object": "response"}
+    whole |= {"status": "completed", "usage": None} | members
+    head = json.dumps(whole)[:-1]
+    if not stream:
+        return Reply(text=f'{head}, "output": [{", ".join(items)}]}}', headers={"content-type": "application/json"})
+    return Reply(sse_chunks=list(_stream(head, items, f"response.{whole['status']}")))
+
+
+def _stream(head: str, items: list[str], terminal: str) -> Iterator[str]:
+    frames = [("response.created", f'"response": {head}, "output": []}}')]
+    for index, item in enumerate(items):
+        place = f'"output_index": {index}'
+        frames.append(("response.output_item.added", f'{place}, "item": {item}'))
+        frames += [(name, f"{place}, {rest}") for name, rest in _text_events(json.loads(item))]
+        frames.append(("response.output_item.done", f'{place}, "item": {item}'))
+    frames.append((terminal, f'"response": {head}, "output": [{", ".join(items)}]}}'))
+    for number, (name, rest) in enumerate(frames):
+        yield encode(name.encode(), f'{{"type": "{name}", "sequence_number": {number}, {rest}}}'.encode()).decode()
+
+
+def _text_events(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The events of the one text of a message. Those of other items are in vLLM's recorded streams."""
+    if item["type"] != "message":
+        return
+    place = f'"item_id": {json.dumps(item["id"])}, "content_index": 0'
+    [part] = item["content"]
+    empty, text = json.dumps(part | {"text": ""}), json.dumps(part["text"])
+    yield "response.content_part.added", f'{place}, "part": {empty}'
+    yield "response.output_text.delta", f'{place}, "delta": {text}, "logprobs": []'
+    yield "response.output_text.done", f'{place}, "text": {text}, "logprobs": []'
+    yield "response.content_part.done", f'{place}, "part": {json.dumps(part)}'
