@@ -35,7 +35,8 @@ else
 	@echo '*** NO UPSTREAM: a MOCK answers, not a model. For a model: make run UPSTREAM=http://host:8000/v1 ***' >&2
 	@mock_port=$$($(FREE_PORT)); $(BIN)/rejoinder mock --port $$mock_port & mock=$$!; \
 	$(SERVE) --upstream http://127.0.0.1:$$mock_port/v1 & serve=$$!; \
-	trap 'kill $$serve 2>/dev/null' INT TERM; wait $$serve; status=$$?; wait $$serve; kill $$mock; exit $$status
+	trap 'kill $$serve' INT TERM; wait $$serve; status=$$?; wait $$serve; \
+	kill $$mock 2>/dev/null; wait $$mock; exit $$status
 endif
 
 demo: .venv/.synced ## Two turns through a real server: what was stored, and what the upstream received

@@ -76,7 +76,7 @@ def test_a_wheel_in_an_empty_environment_serves_two_turns(installed: Path) -> No
             assert second.status_code == 200, second.text
             kept = client.get(f"/responses/{second.json()['id']}")
         assert kept.content == second.content
-        bodies = [json.loads(json.loads(line)["body"]) for line in (folder / "received.jsonl").open()]
+        bodies = [json.loads(json.loads(line)["body"]) for line in (folder / "received.jsonl").read_text().splitlines()]
     said = [item for item in bodies[-1]["input"] if item["type"] == "message"]
     assert [item["role"] for item in said] == ["user", "assistant", "user"]
     assert "Which is the first colour?" in json.dumps(said[0])
