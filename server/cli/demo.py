@@ -55,7 +55,7 @@ def _two_turns(client: "_Client", record: Path) -> None:
     second = _turn(client, "TURN 2", {"model": "mock", "input": SECOND_INPUT, "previous_response_id": first["id"]})
     stored = client.retrieve(second["id"])
     print(f"\nSTORED: GET /v1/responses/{second['id']}")
-    _show({name: stored[name] for name in ("id", "status", "previous_response_id", "usage")})
+    _show({name: stored[name] for name in ("id", "status", "previous_response_id")})
     _show(*stored["output"])
     print(f"\nSTORED: GET /v1/responses/{second['id']}/input_items, in order")
     _show(*client.input_items(second["id"]))

@@ -13,9 +13,8 @@ from server.config import ConfigError
 from server.telemetry import unwrapped
 
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+# An ASGI application. Every framework has types of its own for its three arguments.
+Application = Callable[..., Awaitable[None]]
 
 BACKLOG = 4096
 GRACE_S = 5
