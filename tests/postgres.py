@@ -86,7 +86,7 @@ async def postgres_server() -> AsyncIterator[PostgresServer]:
 async def embedded_server() -> AsyncIterator[PostgresServer]:
     # Not pytest's temporary folder: it is closed to the user that Postgres runs as when root runs the tests.
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rejoinder-tests-"))
-    embedded = EmbeddedPostgres(folder / "data")
+    embedded = EmbeddedPostgres(folder)
     try:
         url = await embedded.start()
         query = urlsplit(url).query

@@ -154,7 +154,7 @@ def _columns(response: NewResponse) -> dict[str, object]:
         "created_at": response.created_at,
         "completed_at": response.completed_at,
         "body": response.body.decode(),
-        "are_output": [item.is_output for item in items],
+        "are_output": [str(item.is_output) for item in items],
         "public_ids": [item.public_id for item in items],
         "types": [item.type for item in items],
         "call_ids": [item.call_id for item in items],

@@ -50,7 +50,8 @@ order by turn.depth, item.position
 PUBLIC_ID: Final = text("select public_id from responses where tenant_id = :tenant_id and id = :id")
 
 # A turn as one statement, so that it is stored whole or not at all, in one round trip. The id is drawn first, because a
-# response that has no parent is its own root. Positions are the order of the arrays.
+# response that has no parent is its own root. Positions are the order of the arrays. The arrays are all of text: about
+# those of another type asyncpg first asks the server, on every new connection.
 ADD: Final = text("""
 with fresh as (
     select nextval('responses_id_seq') as id
@@ -71,10 +72,10 @@ with fresh as (
 insert into items (
     tenant_id, response_id, position, is_output, public_id, type, call_id, body, fidelity, issuer
 )
-select response.tenant_id, response.id, item.number - 1, item.is_output, item.public_id, item.type, item.call_id,
-    item.body, item.fidelity, item.issuer
+select response.tenant_id, response.id, item.number - 1, cast(item.is_output as boolean), item.public_id, item.type,
+    item.call_id, item.body, item.fidelity, item.issuer
 from response cross join unnest(
-    cast(:are_output as boolean[]), cast(:public_ids as text[]), cast(:types as text[]), cast(:call_ids as text[]),
+    cast(:are_output as text[]), cast(:public_ids as text[]), cast(:types as text[]), cast(:call_ids as text[]),
     cast(:bodies as text[]), cast(:fidelities as text[]), cast(:issuers as text[])
 ) with ordinality as item (is_output, public_id, type, call_id, body, fidelity, issuer, number)
 """)
