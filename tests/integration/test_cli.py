@@ -121,7 +121,7 @@ def test_a_server_tells_where_it_serves_and_ends_cleanly_by_a_signal(migrated: P
     options = ["--port", "0", "--upstream", upstream, "--upstream-api-key", SECRET, "--data-dir", migrated / "data"]
     log = migrated / "serve.log"
     with processes.running([REJOINDER, "serve", *options], migrated, "serve") as process:
-        url = processes.awaited(process, lambda: serving(log), log)
+        url = processes.awaited(process, lambda: processes.serving(log), log)["url"]
         assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
         process.send_signal(ending)
         assert process.wait(processes.END_MAX_S) == 0
@@ -135,12 +135,6 @@ def test_a_server_tells_where_it_serves_and_ends_cleanly_by_a_signal(migrated: P
     assert SECRET not in log.read_text()
     # Postgres ended with its last user.
     assert not (migrated / "data" / "pgdata" / "postmaster.pid").exists()
-
-
-def serving(log: Path) -> str | None:
-    lines = log.read_text().splitlines(keepends=True)
-    events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
-    return next((event["url"] for event in events if event["event"] == "serving"), None)
 
 
 def test_the_log_of_a_server_is_json_and_holds_no_input_at_any_level(migrated: Path) -> None:
