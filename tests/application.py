@@ -1,6 +1,7 @@
 """The server as its clients meet it: served on a port, before a scripted upstream, on a database of its own.
 
-A test takes the fixture `application`, or starts one with settings of its own by `running(database_url, name=value)`.
+A test takes the fixture `application`, whose database is `emptied_database_url`, or starts one with settings of its own
+by `running(database_url, name=value)`.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import asyncpg
 import httpx
 import openai
 import pytest
@@ -21,8 +23,10 @@ from server.protocol.sse import encode
 from server.store.database import Database
 from server.telemetry import Telemetry
 from tests.harness import serving
+from tests.postgres import PostgresServer, connected
 
 TIMEOUT_S = 30
+both_modes = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 UPSTREAM_API_KEY = "upstream-key-that-nobody-may-see"
 CLIENT_API_KEY = "client-key-that-nobody-may-see"
 
@@ -35,14 +39,23 @@ class Application:
     """
 
     def __init__(
-        self, app: Litestar, mock: Mock, client: openai.AsyncOpenAI, http: httpx.AsyncClient, log: io.StringIO
+        self,
+        app: Litestar,
+        upstream: "_Upstream",
+        client: openai.AsyncOpenAI,
+        http: httpx.AsyncClient,
+        log: io.StringIO,
     ) -> None:
         self.url = str(http.base_url).rstrip("/")
-        self.mock = mock
         self.client = client
         self.http = http
         self._app = app
+        self._upstream = upstream
         self._log = log
+
+    @property
+    def mock(self) -> Mock:
+        return self._upstream.mock
 
     @property
     def database(self) -> Database:
@@ -53,6 +66,12 @@ class Application:
     @property
     def log(self) -> str:
         return self._log.getvalue()
+
+    def forget(self) -> None:
+        """Begin anew: with a mock that has no script and has received nothing, and an empty log."""
+        self._upstream.mock = Mock()
+        self._log.seek(0)
+        self._log.truncate()
 
     async def post(self, body: bytes | dict[str, Any], **headers: str) -> httpx.Response:
         """POST /v1/responses; a streamed answer is read to its end."""
@@ -86,30 +105,79 @@ class Application:
 
 @contextlib.asynccontextmanager
 async def running(database_url: str, replies: Sequence[Reply] = (), **settings: Any) -> AsyncIterator[Application]:
-    """The server on `database_url`, before a mock that answers by `replies`; without any the mock answers by itself."""
-    mock, log = Mock(replies), io.StringIO()
+    """The server on a migrated database, before a mock that answers by `replies`; without any it answers by itself."""
+    upstream, log = _Upstream(Mock(replies)), io.StringIO()
     async with contextlib.AsyncExitStack() as opened:
-        upstream = await opened.enter_async_context(serving(mock))
-        given = {"upstream": f"{upstream}/v1", "upstream_api_key": UPSTREAM_API_KEY, "database_url": database_url}
+        upstream_url = await opened.enter_async_context(serving(upstream))
+        given = {
+            "upstream": f"{upstream_url}/v1",
+            "upstream_api_key": UPSTREAM_API_KEY,
+            "database_url": database_url,
+            "no_migrate": True,
+        }
         app = create(load(given | settings, {}), Telemetry("debug", log))
         url = await opened.enter_async_context(serving(app))
-        client = await opened.enter_async_context(
-            openai.AsyncOpenAI(
-                base_url=f"{url}/v1",
-                api_key=CLIENT_API_KEY,
-                max_retries=0,
-                timeout=TIMEOUT_S,
-                _strict_response_validation=True,
-            )
+        client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1",
+            api_key=CLIENT_API_KEY,
+            max_retries=0,
+            timeout=TIMEOUT_S,
+            _strict_response_validation=True,
         )
+        await opened.enter_async_context(client)
         http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False))
-        yield Application(app, mock, client, http, log)
+        yield Application(app, upstream, client, http, log)
+
+
+class _Upstream:
+    """What the upstream's port serves: a mock that can be changed for another."""
+
+    def __init__(self, mock: Mock) -> None:
+        self.mock = mock
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.mock(scope, receive, send)
+
+
+@pytest.fixture(scope="session")
+async def shared_database_url(postgres: PostgresServer, migrated_template: str) -> AsyncIterator[str]:
+    """One database for all tests that do nothing to it but store turns: to create one takes as long as twenty turns."""
+    async with postgres.new_database(template=migrated_template) as url:
+        yield url
 
 
 @pytest.fixture
-async def application(database_url: str) -> AsyncIterator[Application]:
-    async with running(database_url) as started:
+async def emptied_database_url(shared_database_url: str) -> str:
+    async with connected(shared_database_url) as connection:
+        await connection.execute(f"truncate {', '.join(await _tables(connection))}")
+    return shared_database_url
+
+
+@pytest.fixture(scope="session")
+async def shared_application(shared_database_url: str) -> AsyncIterator[Application]:
+    async with running(shared_database_url) as started:
         yield started
+
+
+@pytest.fixture
+def application(shared_application: Application, emptied_database_url: str) -> Application:
+    """The server as it is by default, on `emptied_database_url`. A test must let every turn end that it began."""
+    shared_application.forget()
+    return shared_application
+
+
+async def stored_rows(database_url: str) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table of ours that has any, oldest first."""
+    async with connected(database_url) as connection:
+        tables = {
+            name: await connection.fetch(f"select * from {name} order by 2") for name in await _tables(connection)
+        }
+    return {name: [dict(row) for row in rows] for name, rows in tables.items() if rows}
+
+
+async def _tables(connection: "asyncpg.Connection[asyncpg.Record]") -> list[str]:
+    names = await connection.fetch("select tablename from pg_tables where schemaname = 'public'")
+    return [name for (name,) in names if name != "alembic_version"]
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:
