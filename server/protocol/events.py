@@ -1,10 +1,8 @@
 """Stream events: their names, and the five members that place an event in a stream.
 
-What lives here reads and replaces `type`, `sequence_number`, `output_index`, `item_id` and `content_index` (DESIGN 3,
-Events) and leaves every other byte of an event alone.
+What lives here reads `type`, `sequence_number`, `output_index`, `item_id` and `content_index` (DESIGN 3, Events) and
+leaves every other byte of an event alone.
 """
-
-from typing import Any
 
 import msgspec
 
@@ -24,12 +22,37 @@ TERMINAL_OF_STATUS = {
     "incomplete": "response.incomplete",
     "failed": "response.failed",
 }
-STATUS_OF_TERMINAL = {name: status for status, name in TERMINAL_OF_STATUS.items()} | {"response.done": "completed"}
+# `response.done` is the terminal event of some servers; its response's status decides, as it does for all of them.
+STATUS_OF_TERMINAL = {name: status for status, name in TERMINAL_OF_STATUS.items()} | {
+    "response.cancelled": "cancelled",
+    "response.done": "completed",
+}
 
 # Events of one content part: they carry a content_index.
 TEXT_DELTAS = frozenset({"response.output_text.delta", "response.refusal.delta", "response.reasoning_text.delta"})
 TEXT_DONES = frozenset({"response.output_text.done", "response.refusal.done", "response.reasoning_text.done"})
 PART_EVENTS = TEXT_DELTAS | TEXT_DONES | {PART_ADDED, PART_DONE, "response.output_text.annotation.added"}
+
+# What announces a part of a message in which text comes unannounced: clients index the parts that they were told of.
+_EMPTY_TEXT = b'{"type":"output_text","text":"","annotations":[],"logprobs":[]}'
+_EMPTY_REFUSAL = b'{"type":"refusal","refusal":""}'
+EMPTY_PARTS = {
+    "response.output_text.delta": _EMPTY_TEXT,
+    "response.output_text.done": _EMPTY_TEXT,
+    "response.refusal.delta": _EMPTY_REFUSAL,
+    "response.refusal.done": _EMPTY_REFUSAL,
+}
+
+# Events that name their item by its index alone (contract api.md 6.1).
+WITHOUT_ITEM_ID = frozenset(
+    {
+        ITEM_ADDED,
+        ITEM_DONE,
+        "response.shell_call_command.added",
+        "response.shell_call_command.delta",
+        "response.shell_call_command.done",
+    }
+)
 
 # Names that older vLLM releases and the Open Responses draft use (contract vllm.md 6, api.md 9).
 RENAMED = {
@@ -39,13 +62,17 @@ RENAMED = {
     "response.reasoning.done": "response.reasoning_text.done",
 }
 
+# What an event wraps around an item comes on top of what a request may nest (`json_depth_max` is 500 at most).
+_DEPTH_MAX = 512
+_INTEGER_DIGITS_MAX = 15
+
 
 class _Head(msgspec.Struct):
-    type: Any = None
-    sequence_number: Any = None
-    output_index: Any = None
-    item_id: Any = None
-    content_index: Any = None
+    type: str | None = None
+    sequence_number: int | None = None
+    output_index: int | None = None
+    item_id: str | None = None
+    content_index: int | None = None
 
 
 _HEAD = msgspec.json.Decoder(_Head)
@@ -54,7 +81,7 @@ _HEAD = msgspec.json.Decoder(_Head)
 class StreamEvent(msgspec.Struct, frozen=True):
     """An upstream's event: its JSON text and the five members, each None where it is absent, null or of a wrong type.
 
-    `sent_type` is the type that the text holds, `type` the one that it means.
+    `sent_type` is the type that the text holds, `type` the one that it means; that is "" where the event has no name.
     """
 
     data: bytes
@@ -66,26 +93,56 @@ class StreamEvent(msgspec.Struct, frozen=True):
     content_index: int | None
 
 
-def read(event: sse.Event) -> StreamEvent:
+def read(frame: sse.Event) -> StreamEvent:
     """The event in a frame; the JSON's own type decides, the frame's name serves where it has none.
 
-    Raises raw.Malformed where the data is not one JSON object.
+    Raises raw.Malformed where the data is not one JSON object in strict UTF-8.
     """
+    data = frame.data
     try:
-        head = _HEAD.decode(event.data)
+        head = _HEAD.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        head = _read_slowly(event.data)
-    sent_type = head.type if isinstance(head.type, str) else None
-    name = sent_type or event.name.decode("utf-8", "replace")
-    return StreamEvent(
-        data=event.data,
-        type=RENAMED.get(name, name),
-        sent_type=sent_type,
-        sequence_number=_integer(head.sequence_number),
-        output_index=_integer(head.output_index),
-        item_id=head.item_id if isinstance(head.item_id, str) else None,
-        content_index=_integer(head.content_index),
-    )
+        head = _read_slowly(data)
+    if not data.isascii():
+        # msgspec looks at the strings that it reads, not at those that it skips.
+        raw.check(data, _DEPTH_MAX)
+    sent_type = head.type
+    name = sent_type or frame.name.decode("utf-8", "replace")
+    # A name with a line break or a surrogate can't be written into a frame.
+    name = RENAMED.get(name, name) if name.isprintable() else ""
+    return StreamEvent(data, name, sent_type, head.sequence_number, head.output_index, head.item_id, head.content_index)
+
+
+def opened(event: StreamEvent) -> raw.Object:
+    """The event cut into its members, for what the five do not tell; raises raw.Malformed where it is too deep."""
+    raw.check(event.data, _DEPTH_MAX)
+    return raw.Object(event.data)
+
+
+class Parts:
+    """The content parts of one item: what number each has in our stream, whatever the upstream's are (vllm#35184).
+
+    Ours count from 0. A part begins where it is announced, or where a number that is new comes while no part is open;
+    any other number that is new is one more name of the latest part.
+    """
+
+    def __init__(self) -> None:
+        self._ours_by_sent: dict[int | None, int] = {}
+        self._count = 0
+        self._is_open = False
+
+    def place(self, event: StreamEvent) -> tuple[int, bool]:
+        """Our content_index for one of PART_EVENTS, and whether it begins a part that was not announced."""
+        sent = event.content_index
+        is_late = event.type == PART_DONE and self._count > 0
+        is_unannounced = not (event.type == PART_ADDED or sent in self._ours_by_sent or self._is_open or is_late)
+        if event.type == PART_ADDED or is_unannounced:
+            self._ours_by_sent[sent] = self._count
+            self._count += 1
+            self._is_open = True
+        if event.type == PART_DONE or event.type in TEXT_DONES:
+            self._is_open = False
+        return self._ours_by_sent.setdefault(sent, self._count - 1), is_unannounced
 
 
 def write(name: str, members: dict[str, bytes]) -> bytes:
@@ -94,11 +151,18 @@ def write(name: str, members: dict[str, bytes]) -> bytes:
 
 
 def _read_slowly(data: bytes) -> _Head:
-    raw.check(data, depth_max=1_000)
+    """The five members of an event in which one has a wrong type, or that holds a lone surrogate."""
+    raw.check(data, _DEPTH_MAX)
     cut = raw.Object(data)
-    values = {name: cut.get(name) for name in _Head.__struct_fields__}
-    return _Head(**{name: raw.decode(value) for name, value in values.items() if value is not None})
+    return _Head(
+        type=cut.string("type"),
+        sequence_number=_integer(cut.get("sequence_number")),
+        output_index=_integer(cut.get("output_index")),
+        item_id=cut.string("item_id"),
+        content_index=_integer(cut.get("content_index")),
+    )
 
 
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _integer(value: bytes | None) -> int | None:
+    is_one = value is not None and len(value) <= _INTEGER_DIGITS_MAX and raw.kind(value) == "an integer"
+    return int(value) if value is not None and is_one else None

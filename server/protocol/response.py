@@ -4,6 +4,7 @@ What lives here knows which members are ours (the ids, and what the request aske
 became of it), and which are always there. Members that neither side knows pass as they came.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from server.protocol import raw
@@ -48,21 +49,22 @@ _UPSTREAMS = frozenset(
     {"output", "status", "usage", "incomplete_details", "error", "created_at", "completed_at", "id", "object"}
 )
 _NOT_ECHOED = frozenset({"input", "include", "stream", "stream_options"})
-# Members of a request that a model server echoes by itself; unsent, they are not shown (`user` may not be null).
-_REQUESTS = frozenset(
-    {"user", "prompt", "prompt_cache_options", "prompt_cache_retention", "context_management", "moderation"}
-)
-_USAGE: dict[str, bytes] = {
-    "input_tokens": b"0",
-    "input_tokens_details": b"{}",
-    "output_tokens": b"0",
-    "output_tokens_details": b"{}",
-    "total_tokens": b"0",
+# Members of a request that a model server echoes by itself; unsent, they are not shown (`user` may not be null). And
+# what SDKs make for themselves of the output, which is on no wire (contract api.md 3).
+_NOT_PASSED = frozenset(
+    {
+        "user", "prompt", "prompt_cache_options", "prompt_cache_retention", "context_management", "moderation",
+        "output_text",
+    }
+)  # fmt: skip
+_TOKENS = ("input_tokens", "output_tokens")
+_TOKEN_DETAILS = {
+    "input_tokens_details": ("cached_tokens", "cache_write_tokens"),
+    "output_tokens_details": ("reasoning_tokens",),
 }
-_USAGE_DETAILS: dict[str, dict[str, bytes]] = {
-    "input_tokens_details": {"cached_tokens": b"0", "cache_write_tokens": b"0"},
-    "output_tokens_details": {"reasoning_tokens": b"0"},
-}
+
+_MESSAGE_LENGTH_MAX = 500
+_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|key[-_=: ]+)[\w.~+/=-]{6,}")
 
 
 class ResponseObject:
@@ -89,12 +91,11 @@ class ResponseObject:
         if status == "completed":
             outcome["completed_at"] = _integer(upstream, "completed_at") or raw.literal(self._clock())
         if status == "incomplete":
-            details = upstream.get("incomplete_details") if upstream else None
-            outcome["incomplete_details"] = details or b'{"reason":"max_output_tokens"}'
+            outcome["incomplete_details"] = _object(upstream, "incomplete_details") or b'{"reason":"max_output_tokens"}'
         if status == "failed":
             outcome["error"] = _error(error, upstream)
-        usage = upstream.get("usage") if upstream else None
-        if usage is not None and usage.startswith(b"{"):
+        usage = _object(upstream, "usage")
+        if usage is not None:
             outcome["usage"] = _full_usage(usage)
         return raw.Object(raw.render(self._members(upstream, outcome)))
 
@@ -113,7 +114,7 @@ class ResponseObject:
             **self._ours,
         }
         for name, value in upstream.members() if upstream else ():
-            if name not in members and name not in _REQUESTS:
+            if name not in members and name not in _NOT_PASSED:
                 members[name] = value
         return members
 
@@ -123,10 +124,18 @@ def whole(body: raw.Object, output: Sequence[bytes]) -> bytes:
     return body.spliced({"output": raw.array(output)})
 
 
+def fit_to_tell(message: str | None) -> str:
+    """What a client may read of a model server's own message: a bounded first line without credentials (DESIGN 8)."""
+    line = next(iter((message or "").strip().splitlines()), "The model server reported an error.")
+    return _CREDENTIAL.sub(r"\1***", line)[:_MESSAGE_LENGTH_MAX]
+
+
 def _ours(request: Request, response_id: str) -> dict[str, bytes]:
     ours = {"id": raw.literal(response_id), "model": request.members["model"]}
     ours |= _DEFAULTS
     ours |= {name: value for name, value in request.members.items() if name not in _UPSTREAMS | _NOT_ECHOED}
+    if request.conversation_id is not None:
+        ours["conversation"] = raw.render({"id": raw.literal(request.conversation_id)})
     ours["previous_response_id"] = raw.literal(request.previous_response_id)
     ours["store"] = raw.literal(request.store)
     ours["truncation"] = b'"disabled"'
@@ -154,25 +163,26 @@ def _full_reasoning(reasoning: raw.Object) -> bytes:
 
 def _full_usage(usage: bytes) -> bytes:
     cut = raw.Object(usage)
-    full = {name: value for name, value in _USAGE.items() if cut.get(name) is None}
-    for name, wanted in _USAGE_DETAILS.items():
-        details = raw.Object(full.get(name) or cut.get(name) or b"{}")
-        missing = {key: value for key, value in wanted.items() if details.get(key) is None}
-        if missing:
-            full[name] = details.spliced(missing)
+    full = {name: b"0" for name in _TOKENS if cut.get(name) is None}
+    if cut.get("total_tokens") is None:
+        full["total_tokens"] = raw.literal(sum(int(_integer(cut, name) or 0) for name in _TOKENS))
+    for name, wanted in _TOKEN_DETAILS.items():
+        details = raw.Object(_object(cut, name) or b"{}")
+        full[name] = details.spliced({key: b"0" for key in wanted if details.get(key) is None})
     return cut.spliced(full)
 
 
 def _error(error: Mapping[str, str] | None, upstream: raw.Object | None) -> bytes:
     if error is None:
-        told = upstream.get("error") if upstream else None
-        told_object = raw.Object(told) if told is not None and told.startswith(b"{") else raw.Object(b"{}")
-        error = {
-            "code": told_object.string("code") or "server_error",
-            "message": told_object.string("message") or "The model server failed.",
-        }
+        told = raw.Object(_object(upstream, "error") or b"{}")
+        error = {"code": told.string("code") or "", "message": fit_to_tell(told.string("message"))}
     code = error["code"] if error["code"] in ERROR_CODES else "server_error"
     return raw.render({"code": raw.literal(code), "message": raw.literal(error["message"])})
+
+
+def _object(upstream: raw.Object | None, name: str) -> bytes | None:
+    value = upstream.get(name) if upstream else None
+    return value if value is not None and value.startswith(b"{") else None
 
 
 def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
