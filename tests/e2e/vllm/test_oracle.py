@@ -152,10 +152,11 @@ def test_two_calls_get_their_outputs(client: OpenAI, mode: str) -> None:
     first = dialogue.turn("Weather and time?")
     second = dialogue.turn(outputs(first, {"get_weather": "sunny", "get_time": "12:00"}))
     assert text(second) == "Sunny, and it is 12:00."
+    # vLLM leaves the line end before the first call in the text, and the template adds its own.
     assert prompt(second) == (
         f"<|im_start|>system\ntools: get_weather get_time{END}"
         f"{USER}Weather and time?{END}"
-        f"{ASSISTANT}{thought('I need both tools.')}Let me check.\n{PARIS_CALL}\n{UTC_CALL}{END}"
+        f"{ASSISTANT}{thought('I need both tools.')}Let me check.\n\n{PARIS_CALL}\n{UTC_CALL}{END}"
         f"{USER}<tool_response>\nsunny\n</tool_response>\n<tool_response>\n12:00\n</tool_response>{END}{ASSISTANT}"
     )
     report("weather and time", mode, second)
