@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 import warnings
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
