@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
+import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
@@ -165,9 +166,15 @@ def _translated() -> Iterator[None]:
     except httpx.ConnectError:
         raise errors.upstream_unreachable() from None
     except httpx.TimeoutException as error:
-        # The transport calls every connection that breaks before the headers a time-out; its cause tells them apart.
-        if isinstance(error.__cause__, TimeoutError) or error.__cause__ is None:
-            raise errors.upstream_too_slow() from None
-        raise errors.upstream_broken("it closed the connection.") from None
+        raise _named_fault(error.__cause__) from None
     except httpx.HTTPError:
         raise errors.upstream_broken("it closed the connection in the middle of its reply.") from None
+
+
+def _named_fault(cause: BaseException | None) -> ApiError:
+    """What really happened: httpx-aiohttp reports every connection that fails or breaks as a time-out."""
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        return errors.upstream_unreachable()
+    if cause is None or isinstance(cause, TimeoutError):
+        return errors.upstream_too_slow()
+    return errors.upstream_broken("it closed the connection.")
