@@ -4,7 +4,8 @@ What lives here looks at the order of items, at calls and their outputs, and at 
 nearest earlier open call of its family with its call_id, so that ids which an upstream reuses in every turn stay clear.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +31,9 @@ _FAMILY_OF_OUTPUT = {
 }
 
 
+_Key = tuple[str, Literal["any", "id", "name"], str | None]
+
+
 class Context(msgspec.Struct, frozen=True):
     """Turns of items, oldest first; the last turn is the request's input, which may be empty.
 
@@ -48,45 +52,42 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def whole(history: Sequence[list[Item]], request_input: Input) -> Context:
-    """The context of a request; raises ApiError 400 where an id comes twice, an output has no call or a call no output.
+    """The context of a request; raises ApiError 400 where it is not whole.
 
-    Outputs without a call are named first, in order of position, then open calls.
+    In this order: an id that the request brings and the history has, an output without a call, a call without an
+    output (each by position), and no item at all, which leaves nothing to answer.
     """
     for turn in history:
         for item in turn:
             if item.public_id in request_input.brought_ids:
                 raise errors.repeated_item_id(item.public_id, "input")
-    turns = [*history, request_input.items]
-    items = [item for turn in turns for item in turn]
-    answers = _answers(items)
-    answered = frozenset(answers.values())
-    input_start = len(items) - len(request_input.items)
-    for position, item in enumerate(items):
-        if item.type in _FAMILY_OF_CALL and position not in answered and not is_cut(item):
-            following = items[max(position + 1, input_start) :]
-            if not all(map(is_assistants, following)):
-                raise errors.call_without_output(item.call_id or item.public_id)
-    return Context(turns, answers, answered)
+    context = _answered([*history, request_input.items])
+    _refuse_open_calls(context, request_input)
+    if not request_input.references and not any(context.turns):
+        raise errors.nothing_to_answer()
+    return context
 
 
 def is_call(item: Item) -> bool:
     return item.type in _FAMILY_OF_CALL
 
 
-def is_cut(item: Item) -> bool:
+def is_cut(item: Item, cut: raw.Object | None = None) -> bool:
     """Whether a call was cut short: it is incomplete, or a function's arguments are not a JSON object.
 
-    Such a call may be answered but need not be (DESIGN 6).
+    Such a call may be answered but need not be (DESIGN 6). `cut` is the item's body where it is open already.
     """
-    cut = raw.Object(item.body)
-    if cut.get("status") == b'"incomplete"':
+    cut = cut or raw.Object(item.body)
+    if cut.string("status") == "incomplete":
         return True
     if item.type != "function_call":
         return False
     try:
-        return not isinstance(raw.decode((cut.string("arguments") or "").encode("utf-8", "surrogatepass")), dict)
+        # Arguments may hold a lone surrogate, which is legal JSON as an escape only.
+        raw.Object((cut.string("arguments") or "").encode("utf-8", "backslashreplace"))
     except raw.Malformed:
         return True
+    return False
 
 
 def is_assistants(item: Item) -> bool:
@@ -96,32 +97,70 @@ def is_assistants(item: Item) -> bool:
     return item.type == "message" and raw.Object(item.body).string("role") == "assistant"
 
 
-def _answers(items: Sequence[Item]) -> dict[int, int]:
-    """The call's position for each output's; raises ApiError 400 for an output that answers no open call."""
-    open_calls: dict[str, list[int]] = {}
+def _answered(turns: list[list[Item]]) -> Context:
+    """The turns, with the call that each output answers; raises ApiError 400 for an output that answers none."""
+    items = [item for turn in turns for item in turn]
+    by_name = any(item.type in _FAMILY_OF_OUTPUT and item.call_id is None for item in items)
+    open_calls = _OpenCalls()
     answers: dict[int, int] = {}
     for position, item in enumerate(items):
-        if call_family := _FAMILY_OF_CALL.get(item.type):
-            open_calls.setdefault(call_family, []).append(position)
+        if family := _FAMILY_OF_CALL.get(item.type):
+            open_calls.add(position, _keys_of_call(item, family, by_name=by_name))
         elif family := _FAMILY_OF_OUTPUT.get(item.type):
-            calls = open_calls.get(family, [])
-            call = _nearest(items, calls, item)
+            call = open_calls.take(_keys_of_output(item, family))
             if call is None:
                 raise errors.output_without_call(item.call_id or item.public_id)
-            calls.remove(call)
             answers[position] = call
-    return answers
+    return Context(turns, answers, frozenset(answers.values()))
 
 
-def _nearest(items: Sequence[Item], open_calls: Sequence[int], output: Item) -> int | None:
+def _refuse_open_calls(context: Context, request_input: Input) -> None:
+    """Raises ApiError 400 for a call without an output when more input follows than a model's own items."""
+    items = context.items()
+    input_start = len(items) - len(request_input.items)
+    more = (position for position in range(len(items) - 1, input_start - 1, -1) if not is_assistants(items[position]))
+    last = next(more, -1)
+    for position, item in enumerate(items[: max(last, 0)]):
+        if item.type in _FAMILY_OF_CALL and position not in context.answered and not is_cut(item):
+            raise errors.call_without_output(item.call_id or item.public_id)
+
+
+class _OpenCalls:
+    """The calls that wait for an output, each under all the keys that an output may name it by, the newest last."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[_Key, list[int]] = {}
+        self._taken: set[int] = set()
+
+    def add(self, position: int, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            self._waiting.setdefault(key, []).append(position)
+
+    def take(self, keys: Iterable[_Key]) -> int | None:
+        """The newest waiting call under the first of these keys that has one; it waits no more."""
+        for key in keys:
+            waiting = self._waiting.get(key, [])
+            while waiting:
+                position = waiting.pop()
+                if position not in self._taken:
+                    self._taken.add(position)
+                    return position
+        return None
+
+
+def _keys_of_call(call: Item, family: str, *, by_name: bool) -> list[_Key]:
+    keys: list[_Key] = [(family, "any", None), (family, "id", call.call_id)]
+    if call.type == "local_shell_call":
+        # Its output names it by `id` alone (contract api.md 7), which people fill with either id.
+        keys.append((family, "id", call.public_id))
+    if by_name:
+        keys.append((family, "name", raw.Object(call.body).string("name")))
+    return keys
+
+
+def _keys_of_output(output: Item, family: str) -> list[_Key]:
     if output.call_id is not None:
-        named = (call for call in reversed(open_calls) if _is_named(items[call], output.call_id))
-        return next(named, None)
+        return [(family, "id", output.call_id)]
     name = raw.Object(output.body).string("name")
-    same_name = (call for call in reversed(open_calls) if name and raw.Object(items[call].body).string("name") == name)
-    return next(same_name, open_calls[-1] if open_calls else None)
-
-
-def _is_named(call: Item, call_id: str) -> bool:
-    # A local shell's output names its call by `id` alone (contract api.md 7), which people fill with either id.
-    return call.call_id == call_id or (call.type == "local_shell_call" and call.public_id == call_id)
+    any_call: _Key = (family, "any", None)
+    return [any_call] if name is None else [(family, "name", name), any_call]

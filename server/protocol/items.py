@@ -89,7 +89,8 @@ def _add(parsed: Input, element: bytes, param: str) -> None:
     if not element.startswith(b"{"):
         raise errors.invalid_type(param, "an object", raw.kind(element))
     cut = raw.Object(element)
-    item_id = _key_or_refuse(cut, "id", param)
+    # An empty id is none: some clients fill it in where they know no id, and none may go up (contract vllm.md 10).
+    item_id = None if cut.get("id") == b'""' else _key_or_refuse(cut, "id", param)
     item_type = _key_or_refuse(cut, "type", param) or _type_of_untyped(cut, param)
     if item_type == "item_reference":
         if item_id is None:
@@ -97,25 +98,23 @@ def _add(parsed: Input, element: bytes, param: str) -> None:
         parsed.references.append(item_id)
         return
     _judge(item_type, cut, param)
-    names_its_call = item_type == "local_shell_call_output"
-    if item_id and not names_its_call:
-        if item_id in parsed.brought_ids:
-            raise errors.repeated_item_id(item_id, "input")
+    call_id = _key_or_refuse(cut, "call_id", param)
+    if item_type == "local_shell_call_output":
+        # Its `id` is its call's (contract api.md 7); where it has a call_id as well, that one says so more plainly.
+        call_id, item_id = call_id or item_id, None
+    if item_id in parsed.brought_ids:
+        raise errors.repeated_item_id(item_id, "input")
+    if item_id is not None:
         parsed.brought_ids.add(item_id)
     parsed.items.append(
-        Item(
-            body=element,
-            public_id=ids.new_item_id(item_type) if item_id is None or names_its_call else item_id,
-            type=item_type,
-            call_id=item_id if names_its_call else _key_or_refuse(cut, "call_id", param),
-        )
+        Item(body=element, public_id=item_id or ids.new_item_id(item_type), type=item_type, call_id=call_id)
     )
 
 
 def _type_of_untyped(cut: raw.Object, param: str) -> str:
     if cut.get("role") is not None:
         return "message"
-    if cut.get("id") is not None and len(cut.spans) <= 2:
+    if [name for name, value in cut.members() if value != raw.NULL] == ["id"]:
         return "item_reference"
     raise errors.missing_parameter(f"{param}.type")
 
@@ -131,6 +130,8 @@ def _key_or_refuse(cut: raw.Object, name: str, param: str) -> str | None:
         return None
     _is_string(value, f"{param}.{name}")
     text: str = raw.decode(value)
+    if not text:
+        raise errors.missing_parameter(f"{param}.{name}")
     if not ids.is_usable(text):
         raise errors.unusable_text(f"{param}.{name}", ids.KEY_LENGTH_MAX)
     return text
@@ -138,22 +139,20 @@ def _key_or_refuse(cut: raw.Object, name: str, param: str) -> str | None:
 
 def _judge(item_type: str, cut: raw.Object, param: str) -> None:
     for name in _REQUIRED.get(item_type, ()):
-        if name not in cut.spans:
-            raise errors.missing_parameter(f"{param}.{name}")
-        _is_string(cut.get(name) or raw.NULL, f"{param}.{name}")
+        _is_required_string(cut, name, param)
     judge = _JUDGES.get(item_type)
     if judge:
         judge(cut, param)
 
 
 def _judge_message(cut: raw.Object, param: str) -> None:
-    role = cut.get("role")
-    if role is None:
-        raise errors.missing_parameter(f"{param}.role")
-    _is_string(role, f"{param}.role")
-    if raw.decode(role) not in ROLES:
+    _is_required_string(cut, "role", param)
+    role = cut.string("role")
+    if role not in ROLES:
         raise errors.invalid_value(param, ROLES, f"{param}.role")
-    _judge_text(cut, "content", param)
+    # An assistant that only called tools said nothing: its content may be null, as in the Chat API.
+    if role != "assistant" or cut.get("content") is not None:
+        _judge_text(cut, "content", param)
 
 
 def _judge_output(cut: raw.Object, param: str) -> None:
@@ -187,16 +186,17 @@ def _judge_parts(value: bytes, param: str, expected: str) -> None:
         if not part.startswith(b"{"):
             raise errors.invalid_type(at, "an object", raw.kind(part))
         cut = raw.Object(part)
-        part_type = cut.get("type")
-        if part_type is None:
-            raise errors.missing_parameter(f"{at}.type")
-        _is_string(part_type, f"{at}.type")
-        text_name = _PART_TEXTS.get(raw.decode(part_type))
+        _is_required_string(cut, "type", at)
+        text_name = _PART_TEXTS.get(cut.string("type") or "")
         if text_name:
-            text = cut.get(text_name)
-            if text is None:
-                raise errors.missing_parameter(f"{at}.{text_name}")
-            _is_string(text, f"{at}.{text_name}")
+            _is_required_string(cut, text_name, at)
+
+
+def _is_required_string(cut: raw.Object, name: str, param: str) -> None:
+    value = cut.get(name)
+    if value is None:
+        raise errors.missing_parameter(f"{param}.{name}")
+    _is_string(value, f"{param}.{name}")
 
 
 def _is_string(value: bytes, param: str) -> None:

@@ -5,7 +5,7 @@ by itself. The copy of an item depends on the item, the items of its own turn an
 stands; so turn n+1 begins with turn n's bytes and the upstream's prefix cache keeps hitting.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -27,12 +27,16 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class _Place(NamedTuple):
-    """An item, and what of its surroundings its copy depends on."""
+    """An item, and what of its surroundings its copy depends on.
+
+    An error names the item as `known_as` and the request member that brought it as `param`.
+    """
 
     item: Item
     cut: raw.Object
     profile: Profile
     param: str
+    known_as: str
     beside_call: bool
     is_answered: bool
     answers: Item | None
@@ -55,11 +59,15 @@ def _places(context: Context, profile: Profile, history_param: str) -> Iterator[
         beside_calls = _beside_calls(turn)
         for index, item in enumerate(turn):
             answers = context.answers.get(position)
+            cut = raw.Object(item.body)
+            param = f"input[{index}]" if is_input else history_param
             yield _Place(
                 item=item,
-                cut=raw.Object(item.body),
+                cut=cut,
                 profile=profile,
-                param=f"input[{index}]" if is_input else history_param,
+                param=param,
+                # An id minted for an item of this very request would tell its sender nothing.
+                known_as=param if is_input and not _has_text(cut.get("id")) else item.public_id,
                 beside_call=index in beside_calls,
                 is_answered=position in context.answered,
                 answers=None if answers is None else items[answers],
@@ -70,6 +78,8 @@ def _places(context: Context, profile: Profile, history_param: str) -> Iterator[
 def _beside_calls(turn: Sequence[Item]) -> set[int]:
     """The indexes of the items that share a run with a call: what a turn put out, or an unbroken inline run."""
     found: set[int] = set()
+    if not any(map(is_call, turn)):
+        return found
     run: list[int] = []
     for index, item in enumerate(turn):
         if run and (item.is_output != turn[run[-1]].is_output or not is_assistants(item)):
@@ -89,51 +99,58 @@ def _decide(place: _Place) -> Decision:
 
 
 def _decide_unreadable(place: _Place) -> Decision:
-    if place.cut.string("encrypted_content"):
+    if _has_text(place.cut.get("encrypted_content")):
         return _refuse_or_omit(place)
     return _left_out(place, "type_not_readable")
 
 
 def _refuse_or_omit(place: _Place) -> Decision:
     if place.profile.encrypted_only == "refuse":
-        raise errors.encrypted_only(place.item.public_id, place.param)
+        raise errors.encrypted_only(place.known_as, place.param)
     return _left_out(place, "encrypted_only")
 
 
 def _decide_reasoning(place: _Place) -> Decision:
-    texts = [text for text in _texts(place.cut.get("content")) if text != b'""']
-    encrypted = bool(place.cut.string("encrypted_content"))
+    texts = list(filter(_has_text, _texts(_parts(place.cut.get("content")))))
+    is_sealed = _has_text(place.cut.get("encrypted_content"))
     if not texts:
-        if encrypted:
+        if is_sealed:
             return _refuse_or_omit(place)
-        has_summary = any(text != b'""' for text in _texts(place.cut.get("summary")))
+        has_summary = any(map(_has_text, _texts(_parts(place.cut.get("summary")))))
         return _left_out(place, "summary_is_not_reasoning" if has_summary else "empty")
     part = b'{"type":"reasoning_text","text":' + raw.joined(texts, rb"\n") + b"}"
     copy = _copy(place, {"summary": b"[]", "content": raw.array([part])})
-    if encrypted:
+    if is_sealed:
         return Decision(place.item, "changed", "encrypted_state_left_out", copy)
     return Decision(place.item, "kept" if len(texts) == 1 else "changed", "plaintext", copy)
 
 
 def _decide_message(place: _Place) -> Decision:
     content = place.cut.get("content") or b"[]"
-    if content in (b'""', b"[]"):
+    # An upstream that gives its message no role can mean only one.
+    if (place.cut.string("role") or ("assistant" if place.item.is_output else "user")) == "assistant":
+        return _decide_assistants(place, content)
+    if all(_text(part) == b'""' for part in _parts(content)):
         return _left_out(place, "empty")
-    if place.cut.string("role") != "assistant":
-        return Decision(place.item, "kept", "message", _copy(place, {"content": _without_nulls(content)}))
-    texts = _texts(content)
+    return Decision(place.item, "kept", "message", _copy(place, {"content": _without_nulls(content)}))
+
+
+def _decide_assistants(place: _Place, content: bytes) -> Decision:
+    parts = _parts(content)
+    texts = _texts(parts)
     text = raw.joined(texts)
-    if text == b'""':
+    if not _has_text(text):
         return _left_out(place, "empty")
     if place.beside_call and not raw.decode(text).strip():
         return _left_out(place, "blank_beside_call")
+    is_plain = len(parts) == 1 and parts[0].get("refusal") is None
     part = b'{"type":"output_text","text":' + text + b',"annotations":[]}'
-    action: Literal["kept", "changed"] = "kept" if len(texts) == 1 else "changed"
-    return Decision(place.item, action, "message", _copy(place, {"content": raw.array([part])}))
+    copy = _copy(place, {"role": b'"assistant"', "content": raw.array([part])})
+    return Decision(place.item, "kept" if is_plain else "changed", "message", copy)
 
 
 def _decide_call(place: _Place) -> Decision:
-    if not is_cut(place.item):
+    if not is_cut(place.item, place.cut):
         return Decision(place.item, "kept", "call", _copy(place, {}))
     if not place.is_answered:
         return _left_out(place, "cut_call")
@@ -158,39 +175,49 @@ def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
     members = {"type": raw.literal(place.item.type)}
     for name in place.profile.item_members[place.item.type]:
         value = changes.get(name) or place.cut.get(name)
-        if name == "id" and place.item.is_output:
-            value = raw.literal(place.item.public_id)
+        if name == "id":
+            value = raw.literal(place.item.public_id) if place.item.is_output else value
+            if not _has_text(value):
+                continue
         if value is not None:
             members[name] = value
     return raw.render(members)
 
 
-def _texts(content: bytes | None) -> list[bytes]:
-    """The string literals of a content: of the string that it is, or of its parts' texts and refusals, in order."""
-    if content is None:
+def _has_text(value: bytes | None) -> bool:
+    return value not in (None, b'""')
+
+
+def _parts(content: bytes | None) -> list[raw.Object]:
+    """The parts of a content, a string being one. What an upstream made was never judged: all else is passed over."""
+    if content is None or content[:1] not in (b"[", b'"'):
         return []
     if content.startswith(b'"'):
-        return [content]
-    parts = [raw.Object(part) for part in raw.elements(content)]
-    texts = [part.get("text") or part.get("refusal") for part in parts]
-    return [text for text in texts if text is not None and text.startswith(b'"')]
+        return [raw.Object(b'{"text":' + content + b"}")]
+    return [raw.Object(part) for part in raw.elements(content) if part.startswith(b"{")]
 
 
-def _without_nulls(content: bytes) -> bytes:
-    """A content whose parts have no null members; the text as it came where they have none."""
-    if not content.startswith(b"["):
-        return content
-    parts = raw.elements(content)
-    cleaned = [_part_without_nulls(part) for part in parts]
-    return content if cleaned == parts else raw.array(cleaned)
+def _texts(parts: Iterable[raw.Object]) -> list[bytes]:
+    """The string literals of parts, in order: their texts and refusals."""
+    return [text for text in map(_text, parts) if text is not None]
 
 
-def _part_without_nulls(part: bytes) -> bytes:
-    if not part.startswith(b"{"):
-        return part
-    members = dict(raw.Object(part).members())
-    kept = {name: value for name, value in members.items() if value != raw.NULL}
-    return part if len(kept) == len(members) else raw.render(kept)
+def _text(part: raw.Object) -> bytes | None:
+    text = part.get("text") or part.get("refusal")
+    return text if text is not None and text.startswith(b'"') else None
+
+
+def _without_nulls(value: bytes) -> bytes:
+    """A value without its null members, at any depth; the text as it came where it has none."""
+    if value[:1] not in (b"[", b"{") or b"null" not in value:
+        return value
+    if value.startswith(b"["):
+        elements = raw.elements(value)
+        cleaned = [_without_nulls(element) for element in elements]
+        return value if cleaned == elements else raw.array(cleaned)
+    members = dict(raw.Object(value).members())
+    kept = {name: _without_nulls(member) for name, member in members.items() if member != raw.NULL}
+    return value if kept == members else raw.render(kept)
 
 
 _RULES: dict[str, Callable[[_Place], Decision]] = {

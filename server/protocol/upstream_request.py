@@ -3,7 +3,7 @@
 What lives here spells what `replay` decided and decides nothing about items.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from server import errors
 from server.protocol import raw
@@ -22,7 +22,7 @@ def upstream_request(request: Request, response_id: str, copies: Iterable[bytes]
     if tools:
         members["tools"] = raw.array(tools)
     if "tool_choice" in members:
-        _judge_tool_choice(members["tool_choice"], tools)
+        _judge_tool_choice(members["tool_choice"], set(_offered(tools)))
     if include := _sent_include(members.pop("include", b"[]"), profile):
         members["include"] = raw.array(include)
     members["request_id"] = raw.literal(response_id)
@@ -49,21 +49,25 @@ def _sent_tool(tool: bytes) -> bytes:
     return cut.spliced({"format": b'{"type":"text"}'})
 
 
-def _judge_tool_choice(choice: bytes, tools: Sequence[bytes]) -> None:
+def _judge_tool_choice(choice: bytes, offered: Collection[tuple[str, str | None]]) -> None:
     if choice.startswith(b'"'):
+        if choice == b'"required"' and not offered:
+            raise errors.tool_not_offered("required")
         return
     cut = raw.Object(choice)
-    wanted_type, wanted_name = cut.string("type") or "", cut.string("name")
-    if wanted_type == "allowed_tools":
-        for tool in raw.elements(cut.get("tools") or b"[]"):
-            _judge_tool_choice(tool, tools)
-    elif (wanted_type, wanted_name) not in set(_offered(tools)):
-        raise errors.tool_not_offered(wanted_name or wanted_type)
+    is_list = cut.string("type") == "allowed_tools"
+    for wanted in map(raw.Object, raw.elements(cut.get("tools") or b"[]")) if is_list else [cut]:
+        wanted_type, wanted_name = wanted.string("type") or "", wanted.string("name")
+        if (wanted_type, wanted_name) not in offered:
+            raise errors.tool_not_offered(wanted_name or wanted_type)
 
 
-def _offered(tools: Sequence[bytes]) -> Iterable[tuple[str, str | None]]:
+def _offered(tools: Sequence[bytes]) -> Iterator[tuple[str, str | None]]:
+    """Type and name of each tool; one of a namespace goes by its own name, and by both (vLLM's `namespace__name`)."""
     for tool in map(raw.Object, tools):
-        yield tool.string("type") or "", tool.string("name")
-        for inner in raw.elements(tool.get("tools") or b"[]"):
-            inner_tool = raw.Object(inner)
-            yield inner_tool.string("type") or "", inner_tool.string("name")
+        name = tool.string("name")
+        yield tool.string("type") or "", name
+        for inner in map(raw.Object, raw.elements(tool.get("tools") or b"[]")):
+            inner_type, inner_name = inner.string("type") or "", inner.string("name")
+            yield inner_type, inner_name
+            yield inner_type, f"{name}__{inner_name}"

@@ -1,0 +1,44 @@
+"""Ids: which prefix they have, and which texts may serve as one."""
+
+import re
+
+import pytest
+
+from server.protocol import ids
+
+# contract api.md 3.
+PREFIXES = [
+    ("message", "msg"), ("reasoning", "rs"), ("function_call", "fc"), ("function_call_output", "fco"),
+    ("custom_tool_call", "ctc"), ("custom_tool_call_output", "ctco"), ("file_search_call", "fs"),
+    ("web_search_call", "ws"), ("code_interpreter_call", "ci"), ("image_generation_call", "ig"), ("mcp_call", "mcp"),
+    ("mcp_list_tools", "mcpl"), ("mcp_approval_request", "mcpr"), ("mcp_approval_response", "mcpa"),
+    ("computer_call", "cu"), ("computer_call_output", "cuo"), ("local_shell_call", "lsh"), ("shell_call", "sh"),
+    ("apply_patch_call", "apc"), ("compaction", "cmp"), ("program", "prog"), ("x_thing", "item"), ("", "item"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item_type", "prefix"), PREFIXES)
+def test_an_item_gets_an_id_with_the_prefix_of_its_type(item_type: str, prefix: str) -> None:
+    assert re.fullmatch(rf"{prefix}_[0-9a-f]{{48}}", ids.new_item_id(item_type))
+
+
+def test_a_response_gets_an_id_with_its_prefix() -> None:
+    assert re.fullmatch(r"resp_[0-9a-f]{48}", ids.new_response_id())
+
+
+def test_no_two_ids_are_the_same() -> None:
+    assert len({ids.new_item_id("message") for _ in range(1000)} | {ids.new_response_id() for _ in range(1000)}) == 2000
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "msg_1", "Grüße 🦓", "a b", " ", "\u2028", "\xa0", "\ufffe", "\U0010ffff", "x" * 256, "'\"\\;--"]
+)
+def test_a_text_can_be_a_key(text: str) -> None:
+    assert ids.is_usable(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x" * 257, "\0", "a\nb", "a\x1f", "\x7f", "\x80", "\x9f", "\ud800", "a\udfff", "\ud83d\ude42"]
+)
+def test_a_text_cannot_be_a_key(text: str) -> None:
+    assert not ids.is_usable(text)
