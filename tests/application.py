@@ -47,6 +47,7 @@ class Application:
         log: io.StringIO,
     ) -> None:
         self.url = str(http.base_url).rstrip("/")
+        self.port = http.base_url.port
         self.client = client
         self.http = http
         self._app = app

@@ -114,11 +114,12 @@ class _Reply:
         self._has_started = False
 
     async def follow(self, run: Run) -> None:
+        """Reply with what the run gives. A client that is let go of must see that its reply has no end."""
         while chunk := await run.read():
             if not self._has_started:
                 await self._start(200, _STREAM_HEADERS if run.is_stream else _JSON_HEADERS)
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        if self._has_started:
+        if self._has_started and run.is_followed:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def refuse(self, error: ApiError) -> None:

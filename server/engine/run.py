@@ -29,7 +29,7 @@ class Run:
         self._stream_bytes_max = stream_bytes_max
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
-        self._is_followed = True
+        self.is_followed = True
         self._has_ended = False
         self._error: ApiError | None = None
         self._news = asyncio.Event()
@@ -60,7 +60,7 @@ class Run:
             return
         self.has_begun = True
         self.last_sent_at_s = self._loop.time()
-        if not self._is_followed:
+        if not self.is_followed:
             return
         self._unread.append(chunk)
         self._unread_bytes += len(chunk)
@@ -78,17 +78,20 @@ class Run:
 
     def leave(self) -> None:
         """The client has gone, or is let go of: nothing is kept for it from here on."""
-        if not self._is_followed:
+        if not self.is_followed:
             return
-        self._is_followed = False
+        self.is_followed = False
         self._unread.clear()
         self._news.set()
         if not self._has_ended:
             self._on_leave(self)
 
     async def read(self) -> bytes:
-        """All that has come since the last read, in one piece; b"" at the end. Raises the turn's ApiError."""
-        while not self._unread and not self._has_ended and self._is_followed:
+        """All that has come since the last read, in one piece; b"" at the end, and once the client is let go of.
+
+        Raises the turn's ApiError.
+        """
+        while not self._unread and not self._has_ended and self.is_followed:
             self._news.clear()
             await self._news.wait()
         if self._unread:

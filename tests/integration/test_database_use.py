@@ -12,7 +12,7 @@ from server.protocol.items import Item
 from server.store.responses import NewResponse, Parent, Responses
 from tests.application import Application, both_modes, events_of, message, reply, running, stored_rows
 from tests.harness import until
-from tests.postgres import connected, database_name, recorded_statements, with_database
+from tests.postgres import connected, database_name, recorded_statements, until_true, with_database
 
 SILENCE_S = 0.3
 
@@ -151,10 +151,13 @@ async def test_a_turn_is_committed_before_its_end_is_told(
 
 
 async def _until_waiting(database_url: str) -> None:
-    async with connected(database_url) as connection, asyncio.timeout(10):
-        query = "select count(*) from pg_locks where not granted"
-        while not await connection.fetchval(query):  # noqa: ASYNC110 (the server has no event for us)
-            await asyncio.sleep(0.01)
+    """Until some statement on this database waits for a lock."""
+    async with connected(database_url) as connection:
+        await until_true(
+            connection,
+            "select exists (select from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock')",
+        )
 
 
 @contextlib.asynccontextmanager
