@@ -115,7 +115,8 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(self._first_wait_s, self._tick)
+        self._begin_at_s = self._loop.time() + self._first_wait_s
+        self._timer = self._loop.call_later(min(self._first_wait_s, self._interval_s), self._tick)
         return self
 
     def __exit__(
@@ -124,7 +125,10 @@ class Heartbeat:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        if not self._run.has_begun or self._loop.time() >= self._run.last_sent_at_s + self._interval_s:
+        if self._loop.time() >= self._due_at_s():
             self._beat()
-        # The beat has sent something, so that the next one is due an interval later.
-        self._timer = self._loop.call_at(self._run.last_sent_at_s + self._interval_s, self._tick)
+        # A beat has sent something, so that the next one is due an interval later.
+        self._timer = self._loop.call_at(self._due_at_s(), self._tick)
+
+    def _due_at_s(self) -> float:
+        return self._run.last_sent_at_s + self._interval_s if self._run.has_begun else self._begin_at_s
