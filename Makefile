@@ -10,6 +10,7 @@ BIN := .venv/bin
 UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.lock)
 FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 SERVE = $(BIN)/rejoinder serve --port $(PORT) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+COVERAGE = $(BIN)/uv run --frozen --with coverage coverage
 SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
 
 .DEFAULT_GOAL := help
@@ -61,9 +62,11 @@ fix: .venv/.synced ## Let ruff mend and format what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+cover: export COVERAGE_FILE = build/coverage
 cover: .venv/.synced ## The suite under coverage, with the lines that no test ran
-	$(BIN)/uv run --frozen --with coverage coverage run --source=server --branch -m pytest --ignore=tests/e2e/vllm
-	$(BIN)/uv run --frozen --with coverage coverage report --show-missing --skip-covered
+	@mkdir -p build
+	$(COVERAGE) run --source=server --branch -m pytest --ignore=tests/e2e/vllm
+	$(COVERAGE) report --show-missing --skip-covered
 
 e2e-vllm: .venv/.synced $(VLLM_VENV)/bin/vllm ## The oracle dialogues before a real vLLM (VLLM_VENV=..., else one is installed)
 	VLLM_VENV="$(VLLM_VENV)" $(BIN)/pytest -s tests/e2e/vllm
@@ -76,4 +79,4 @@ image: ## Build the container image
 	docker build --file docker/Dockerfile --tag rejoinder .
 
 clean: ## Remove what was built and cached, never the data
-	rm -rf .venv build dist .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
