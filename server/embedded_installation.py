@@ -178,7 +178,7 @@ def postgres_command(directory: Path, pgdata: Path, socket_dir: Path) -> list[st
         "port": str(PORT),
         "unix_socket_directories": f'"{quoted}"',
         "unix_socket_permissions": "0700",
-        # Logs hold no content (DESIGN.md 8), and the text of a failed statement and the detail of an error are content.
+        # No log holds what clients wrote, and the text of a failed statement or the detail of an error may be that.
         "log_min_error_statement": "panic",
         "log_error_verbosity": "terse",
     }

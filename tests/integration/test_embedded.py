@@ -307,12 +307,16 @@ async def test_system_binaries_serve_without_the_wheel_and_their_data_keeps_them
     await second.stop()
 
 
-async def test_data_of_another_major_version_is_refused(postgres: EmbeddedPostgres, data_dir: Path) -> None:
-    (data_dir / "pgdata/PG_VERSION").write_text("9.6\n")
+async def test_data_of_another_major_version_is_refused(place: Path) -> None:
+    pgdata = place / "data/pgdata"
+    pgdata.mkdir(parents=True)
+    (pgdata / "PG_VERSION").write_text("9.6\n")
+    if IS_ROOT:
+        os.chown(pgdata, 12345, 12345)
     with pytest.raises(
         EmbeddedPostgresError, match=r"made by PostgreSQL 9\.6.*\(PostgreSQL 18\).*Install PostgreSQL 9\.6"
     ):
-        await postgres.start()
+        await EmbeddedPostgres(place / "data").start()
 
 
 async def test_useless_binaries_are_named(place: Path) -> None:
@@ -373,10 +377,10 @@ async def test_cluster_keeps_its_owner(postgres: EmbeddedPostgres, data_dir: Pat
 
 
 @as_root
-async def test_cluster_of_root_is_refused(postgres: EmbeddedPostgres, data_dir: Path) -> None:
-    os.chown(data_dir / "pgdata", 0, 0)
+async def test_cluster_of_root_is_refused(place: Path) -> None:
+    (place / "data/pgdata").mkdir(parents=True)
     with pytest.raises(EmbeddedPostgresError, match=r"belongs to root.*chown"):
-        await postgres.start()
+        await EmbeddedPostgres(place / "data").start()
 
 
 async def test_odd_path(cluster: Path, place: Path) -> None:
@@ -402,10 +406,9 @@ async def test_path_that_a_socket_cannot_have_gets_a_short_one(cluster: Path, pl
 
 
 @pytest.mark.parametrize("trap", ["a link", "open to others", "another owner"])
-async def test_socket_directory_that_is_not_ours_alone_is_refused(
-    postgres: EmbeddedPostgres, data_dir: Path, place: Path, trap: str
-) -> None:
-    socket_dir = data_dir / "socket"
+async def test_socket_directory_that_is_not_ours_alone_is_refused(place: Path, trap: str) -> None:
+    socket_dir = place / "data/socket"
+    socket_dir.parent.mkdir()
     if trap == "a link":
         (place / "target").mkdir(mode=0o700)
         socket_dir.symlink_to(place / "target")
@@ -418,7 +421,7 @@ async def test_socket_directory_that_is_not_ours_alone_is_refused(
     else:
         pytest.skip("only root can make a directory of another owner")
     with pytest.raises(EmbeddedPostgresError, match="nobody else can enter"):
-        await postgres.start()
+        await EmbeddedPostgres(place / "data").start()
 
 
 def make_python_for_everybody(place: Path) -> Path:
