@@ -1,0 +1,341 @@
+"""Upstreams that refuse, break off or say nothing: what the client is told, in both modes, and what is stored."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.mock import Reply
+from tests.application import (
+    UPSTREAM_API_KEY,
+    Application,
+    both_modes,
+    events_of,
+    function_call,
+    message,
+    reply,
+    running,
+    stored_rows,
+)
+from tests.harness import captures, until
+
+
+def _vllm_error(status: int, message: str = "Not like this.", param: str | None = None, **headers: str) -> Reply:
+    """An error as vLLM renders it: the code is the status (vllm.md 5)."""
+    error = {"message": message, "type": "BadRequestError", "param": param, "code": status}
+    return Reply(status=status, json={"error": error}, headers=headers)
+
+
+def _body(stream: bool, **members: Any) -> dict[str, Any]:
+    return {"model": "tiny", "input": "One", "stream": stream, **members}
+
+
+HTML = "<html><body><h1>secret-of-a-proxy</h1></body></html>"
+DETAIL = {
+    "detail": [{"type": "missing", "loc": ["body", "tools", 0, "name"], "msg": "Field required", "input": "secret"}]
+}
+
+# The upstream's answer -> our status, type, param, code.
+REFUSALS: dict[str, tuple[Reply, tuple[int, str, str | None, str | None]]] = {
+    "400": (
+        _vllm_error(400, "temperature must be less than 2.", "temperature"),
+        (400, "invalid_request_error", "temperature", None),
+    ),
+    "400, too long": (
+        _vllm_error(400, "This model's maximum context length is 2048 tokens.", "input_tokens"),
+        (400, "invalid_request_error", "input", "context_length_exceeded"),
+    ),
+    "404, model": (
+        _vllm_error(404, "The model `tiny` does not exist.", "model"),
+        (400, "invalid_request_error", "model", "model_not_found"),
+    ),
+    "404, path": (
+        Reply(status=404, json={"detail": "Not Found"}),
+        (502, "server_error", None, "upstream_misconfigured"),
+    ),
+    "401": (
+        Reply(status=401, json={"error": "Unauthorized"}),
+        (502, "server_error", None, "upstream_misconfigured"),
+    ),
+    "403": (_vllm_error(403), (502, "server_error", None, "upstream_misconfigured")),
+    "405": (
+        Reply(status=405, json={"detail": "Method Not Allowed"}),
+        (502, "server_error", None, "upstream_misconfigured"),
+    ),
+    "408": (_vllm_error(408), (408, "invalid_request_error", None, None)),
+    "409": (_vllm_error(409), (409, "invalid_request_error", None, None)),
+    "413, HTML": (Reply(status=413, text=HTML), (413, "invalid_request_error", None, None)),
+    "422, FastAPI": (Reply(status=422, json=DETAIL), (422, "invalid_request_error", "tools[0].name", None)),
+    "429": (_vllm_error(429, **{"retry-after": "7"}), (429, "rate_limit_error", None, "rate_limit_exceeded")),
+    "500": (_vllm_error(500, "secret of the engine"), (502, "server_error", None, None)),
+    "500, HTML": (Reply(status=500, text=HTML), (502, "server_error", None, None)),
+    "502, HTML": (Reply(status=502, text=HTML), (502, "server_error", None, None)),
+    "503": (_vllm_error(503, "The queue is full.", **{"retry-after": "3"}), (503, "server_error", None, None)),
+    "504": (Reply(status=504, text=HTML), (502, "server_error", None, None)),
+    "a redirect": (Reply(status=302, text="", headers={"location": "/elsewhere"}), (502, "server_error", None, None)),
+    "cut before the end of a 400": (
+        Reply(status=400, text='{"error":{"message":"Half a mess', close=True),
+        (400, "invalid_request_error", None, None),
+    ),
+}
+
+
+@both_modes
+@pytest.mark.parametrize(("refused", "expected"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refusal_of_the_upstream(
+    application: Application,
+    emptied_database_url: str,
+    stream: bool,
+    refused: Reply,
+    expected: tuple[int, str, str | None, str | None],
+) -> None:
+    application.mock.replies = [refused]
+    answer = await application.post(_body(stream))
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (answer.status_code, error["type"], error["param"], error["code"]) == expected
+    assert answer.headers.get("retry-after") == refused.headers.get("retry-after")
+    assert "secret" not in answer.text
+    assert len(application.mock.posts) == 1
+    assert await stored_rows(emptied_database_url) == {}
+
+
+@both_modes
+async def test_the_message_of_a_refusal_is_its_first_line_without_credentials(
+    application: Application, stream: bool
+) -> None:
+    said = f"Wrong key {UPSTREAM_API_KEY} or Bearer abcdef0123456789, {'x' * 600}\nTraceback: /srv/secret.py"
+    application.mock.replies = [_vllm_error(400, said)]
+    told = (await application.post(_body(stream))).json()["error"]["message"]
+    assert told.startswith("Wrong key *** or Bearer ***, xxx")
+    assert len(told) == 500
+    assert "secret" not in told
+
+
+def _recorded_refusals() -> dict[str, tuple[int, bytes]]:
+    """vLLM's own refusals of requests, each body once."""
+    found: dict[str, tuple[int, bytes]] = {}
+    for version in ("0.32", "0.33"):
+        for capture in captures(version):
+            if capture.status is not None and capture.status >= 400 and capture.received.startswith(b"{"):
+                found.setdefault(f"{capture.status} {capture.name} {version}", (capture.status, capture.received))
+    return found
+
+
+async def test_recorded_refusals_become_errors_of_the_contract(application: Application) -> None:
+    refusals = _recorded_refusals()
+    assert len(refusals) >= 30
+    application.mock.replies = [
+        Reply(status=status, sse_chunks_b64=[body], headers={"content-type": "application/json"})
+        for status, body in refusals.values()
+    ]
+    for name, (status, body) in refusals.items():
+        answer = await application.post(_body(False))
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, name
+        assert answer.status_code == (400 if status == 400 or b'"param":"model"' in body else 502), name
+        # A list of pydantic's failures names types of its own code, and quotes the request.
+        assert "validation error" not in error["message"], name
+        assert len(error["message"]) <= 500, name
+
+
+# --- no answer at all
+
+SILENT = Reply(hang=True, delay_ms=30_000)
+BROKEN: dict[str, tuple[Reply, dict[str, Any], int]] = {
+    "no JSON": (Reply(text="Hello", headers={"content-type": "application/json"}), {}, 502),
+    "half a JSON": (Reply(text='{"id":"resp_1","output":[', headers={"content-type": "application/json"}), {}, 502),
+    "HTML": (Reply(text=HTML), {}, 502),
+    "nothing": (Reply(text=""), {}, 502),
+    "an error object": (Reply(json={"error": {"message": "secret", "code": 500}}), {}, 502),
+    "a list": (Reply(json=[]), {}, 502),
+    "another API's object": (Reply(json={"object": "chat.completion", "choices": []}), {}, 502),
+    "cut in its middle": (
+        Reply(text='{"id":"resp_1","output":[', headers={"content-length": "1000"}, close=True),
+        {},
+        502,
+    ),
+    "larger than we take": (Reply(json={"output": [], "x": "y" * 20_000}), {"reply_bytes_max": 10_000}, 502),
+    "silent before its headers": (SILENT, {"reply_timeout_s": 0.3}, 504),
+    "silent in its middle": (Reply(text='{"id":', hang=True), {"reply_timeout_s": 0.3}, 504),
+    "nested too deeply": (
+        Reply(text='{"output":[' + "[" * 3_000 + "]" * 3_000 + "]}", headers={"content-type": "application/json"}),
+        {},
+        502,
+    ),
+}
+
+
+@pytest.mark.parametrize(("broken", "settings", "status"), BROKEN.values(), ids=BROKEN)
+async def test_a_reply_that_is_no_response(
+    emptied_database_url: str, broken: Reply, settings: dict[str, Any], status: int
+) -> None:
+    async with running(emptied_database_url, [broken, reply(message("Hi."), stream=False)], **settings) as application:
+        answer = await application.post(_body(False))
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert (await application.turn(input="Two"))["status"] == "completed"
+    assert len((await stored_rows(emptied_database_url))["responses"]) == 1
+
+
+@both_modes
+async def test_an_upstream_that_is_not_there(emptied_database_url: str, stream: bool) -> None:
+    async with running(emptied_database_url, upstream="http://127.0.0.1:1/v1") as application:
+        answer = await application.post(_body(stream))
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        assert (await application.http.get("/v1/models")).status_code == 503
+    assert await stored_rows(emptied_database_url) == {}
+
+
+@both_modes
+async def test_an_upstream_that_hangs_up_before_its_headers(emptied_database_url: str, stream: bool) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with running(emptied_database_url, upstream=url) as application:
+            answer = await application.post(_body(stream))
+            assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
+    assert await stored_rows(emptied_database_url) == {}
+
+
+# --- streams that break off
+
+WHOLE = reply(message("Hi."), function_call("f"), stream=True)
+FRAMES = WHOLE.sse_chunks or []
+
+
+def _stream(*frames: str, **members: Any) -> Reply:
+    return Reply(sse_chunks=list(frames), **members)
+
+
+def _event(name: str, **members: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **members})}\n\n"
+
+
+# Of the frames, the message is done with the eighth, and the call is announced in the ninth.
+BREAKS: dict[str, tuple[Reply, dict[str, Any], int, str]] = {
+    "cut after created": (_stream(*FRAMES[:1], close=True), {}, 0, "server_error"),
+    "cut in a delta": (_stream(*FRAMES[:4], FRAMES[4][:30], close=True), {}, 0, "server_error"),
+    "cut after an item": (_stream(*FRAMES[:7], close=True), {}, 1, "server_error"),
+    "ended without a terminal event": (_stream(*FRAMES[:8]), {}, 1, "server_error"),
+    "done without a terminal event": (_stream(*FRAMES[:8], "data: [DONE]\n\n"), {}, 1, "server_error"),
+    "silent": (_stream(*FRAMES[:7], hang=True), {"silence_timeout_s": 0.3}, 1, "server_error"),
+    "no JSON": (_stream(*FRAMES[:7], "data: secret\n\n"), {}, 1, "server_error"),
+    "an error": (_stream(*FRAMES[:7], _event("error", code="x", message="No.", param=None)), {}, 1, "server_error"),
+    "a nested error": (
+        _stream(*FRAMES[:7], 'data: {"error": {"message": "No.", "code": "rate_limit_exceeded"}}\n\n'),
+        {},
+        1,
+        "rate_limit_exceeded",
+    ),
+    "failed, as the upstream says": (
+        _stream(
+            *FRAMES[:7],
+            _event(
+                "response.failed",
+                response={"status": "failed", "output": [], "error": {"code": "server_error", "message": "No."}},
+            ),
+        ),
+        {},
+        1,
+        "server_error",
+    ),
+    "one event too large": (
+        _stream(*FRAMES[:7], _event("response.x", padding="y" * 20_000)),
+        {"event_bytes_max": 10_000},
+        1,
+        "server_error",
+    ),
+}
+
+
+@pytest.mark.parametrize(("broken", "settings", "done", "code"), BREAKS.values(), ids=BREAKS)
+async def test_a_stream_that_breaks_off_ends_as_failed(
+    emptied_database_url: str, broken: Reply, settings: dict[str, Any], done: int, code: str
+) -> None:
+    async with running(emptied_database_url, [broken, reply(message("Yes."), stream=True)], **settings) as application:
+        answer = await application.post(_body(True))
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+        events = events_of(answer.content)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events].count("response.created") == 1
+        assert events[-1]["type"] == "response.failed"
+        response = events[-1]["response"]
+        assert (response["status"], response["error"]["code"]) == ("failed", code)
+        assert response["error"]["message"]
+        assert (response["completed_at"], response["incomplete_details"]) == (None, None)
+        assert len(response["output"]) == done
+        assert b"secret" not in answer.content
+        assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response
+        # What is continued from it begins where it began.
+        await application.turn(input="Two", previous_response_id=response["id"], stream=True)
+        assert [item["content"] for item in application.sent()["input"]] == ["Two"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [Reply(sse=""), Reply(sse=": nothing\n\n"), Reply(sse="", close=True), Reply(json={"output": []})],
+    ids=["empty", "a comment", "cut at once", "JSON"],
+)
+async def test_a_stream_without_any_event_is_an_error_of_its_own(
+    application: Application, emptied_database_url: str, broken: Reply
+) -> None:
+    application.mock.replies = [broken]
+    answer = await application.post(_body(True))
+    assert (answer.status_code, answer.headers["content-type"]) == (502, "application/json")
+    assert answer.json()["error"]["type"] == "server_error"
+    assert await stored_rows(emptied_database_url) == {}
+
+
+async def test_a_stream_that_is_silent_before_its_headers_is_a_time_out(emptied_database_url: str) -> None:
+    async with running(emptied_database_url, [SILENT], silence_timeout_s=0.3) as application:
+        answer = await application.post(_body(True))
+        assert (answer.status_code, answer.headers["content-type"]) == (504, "application/json")
+        await until(lambda: application.mock.posts[0].left)
+    assert await stored_rows(emptied_database_url) == {}
+
+
+async def test_a_stream_that_was_opened_early_fails_in_the_stream(emptied_database_url: str) -> None:
+    """Once our own first events are out, a stream without events is a failed response."""
+    late = msgspec.structs.replace(_stream(": nothing\n\n", close=True), first_byte_delay_ms=400)
+    async with running(emptied_database_url, [late], first_event_wait_s=0.1) as application:
+        events = events_of((await application.post(_body(True))).content)
+        assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
+        assert [event["sequence_number"] for event in events] == [0, 1, 2]
+        response = events[-1]["response"]
+        assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response
+
+
+async def test_an_upstreams_connection_is_used_again_and_a_stale_one_is_replaced(emptied_database_url: str) -> None:
+    """vLLM's server closes an idle connection by itself: the turn that meets it must not fail for that."""
+    connections = 0
+    body = b'{"id":"resp_1","object":"response","status":"completed","output":[]}'
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+
+    async def answer_twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for _ in range(2):
+            request = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in request.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            writer.write(head + body)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer_twice, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with running(emptied_database_url, upstream=url) as application:
+            for _ in range(6):
+                assert (await application.turn(input="One"))["status"] == "completed"
+                await asyncio.sleep(0.05)
+    assert connections == 3
