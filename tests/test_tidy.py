@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+DECISION_LINES_MAX = 40
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 # The brackets keep the first pattern from finding itself. The second finds what only one person's machine has.
@@ -131,6 +132,12 @@ def test_a_folder_of_somebodys_machine_is_recognised(folder: str) -> None:
 )
 def test_other_paths_are_not_taken_for_one(text: str) -> None:
     assert not SOMEBODYS_FOLDER.search(text)
+
+
+def test_a_recorded_decision_is_short() -> None:
+    lengths = {named(path): len(path.read_text().splitlines()) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    assert "docs/adr/0001-record-decisions.md" in lengths
+    assert {name: length for name, length in lengths.items() if length > DECISION_LINES_MAX} == {}
 
 
 def test_every_package_of_the_server_has_its_place_in_the_layers() -> None:
