@@ -63,9 +63,25 @@ def test_the_last_of_a_repeated_member_counts(text: bytes, last: bytes, repeated
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"[]", b"{", b'{"a":1,}', b'{"a" 1}', b'{"a":1}x', b'{a:1}', b'{1:1}', b'{"a":NaN,"b":"\\ud83d"}', b'{"a":01}',
-     b'{"a":"\\ud83d",}', b'{"a":"\\ud83d"}x', b'{"a":"\n\\ud83d"}', b'{1:"\\ud83d"}', b'"\\ud83d"', b"\xef\xbb\xbf{}"],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a":1,}',
+        b'{"a" 1}',
+        b'{"a":1}x',
+        b"{a:1}",
+        b"{1:1}",
+        b'{"a":NaN,"b":"\\ud83d"}',
+        b'{"a":01}',
+        b'{"a":"\\ud83d",}',
+        b'{"a":"\\ud83d"}x',
+        b'{"a":"\n\\ud83d"}',
+        b'{1:"\\ud83d"}',
+        b'"\\ud83d"',
+        b"\xef\xbb\xbf{}",
+    ],
+)
 def test_what_is_not_an_object_is_refused(text: bytes) -> None:
     with pytest.raises(raw.Malformed):
         raw.Object(text)
