@@ -10,7 +10,7 @@ BIN := .venv/bin
 UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.lock)
 FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 SERVE = $(BIN)/rejoinder serve --port $(PORT) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
-COVERAGE = $(BIN)/uv run --frozen --with coverage coverage
+COVERAGE = $(BIN)/coverage
 SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
 
 .DEFAULT_GOAL := help
