@@ -6,9 +6,9 @@ from tests.case_player import answered, assistant, playing, reasoning, user
 from tests.postgres import connected
 
 
-async def test_encrypted_state_beside_plaintext_is_kept_and_not_sent(database_url: str) -> None:
+async def test_encrypted_state_beside_plaintext_is_kept_and_not_sent(emptied_database_url: str) -> None:
     """B026"""
-    async with playing("B026", database_url) as case:
+    async with playing("B026", emptied_database_url) as case:
         await case.play()
     first = [user("a"), reasoning("r1", "visible"), assistant("m0", "b"), user("c")]
     assert case.sent(1)["input"] == first
@@ -26,10 +26,10 @@ async def test_encrypted_state_beside_plaintext_is_kept_and_not_sent(database_ur
 
 @pytest.mark.parametrize("step", [1, 2, 3], ids=["no content", "empty content, streamed", "empty text"])
 async def test_reasoning_that_is_only_encrypted_is_refused_before_anything_is_sent(
-    database_url: str, step: int
+    emptied_database_url: str, step: int
 ) -> None:
     """B027"""
-    async with playing("B027", database_url) as case:
+    async with playing("B027", emptied_database_url) as case:
         await case.play(step)
     refused = case.answer(step)
     assert (refused.status, refused.content_type) == (400, "application/json")
@@ -42,14 +42,14 @@ async def test_reasoning_that_is_only_encrypted_is_refused_before_anything_is_se
     assert "'r1'" in error["message"]
     assert b"gAAAA-only" not in refused.body
     assert case.calls == 0
-    async with connected(database_url) as connection:
+    async with connected(emptied_database_url) as connection:
         assert await connection.fetchval("select count(*) from responses") == 0
         assert await connection.fetchval("select count(*) from items") == 0
 
 
-async def test_another_models_encrypted_state_is_left_out_and_its_plaintext_sent(database_url: str) -> None:
+async def test_another_models_encrypted_state_is_left_out_and_its_plaintext_sent(emptied_database_url: str) -> None:
     """B029"""
-    async with playing("B029", database_url) as case:
+    async with playing("B029", emptied_database_url) as case:
         await case.play()
         kept = await case.server.http.get(f"/v1/responses/{case.answer(1).json['id']}")
     assert case.sent(2)["model"] == "other-model"
@@ -65,9 +65,9 @@ async def test_another_models_encrypted_state_is_left_out_and_its_plaintext_sent
     }
 
 
-async def test_streamed_encrypted_state_stays_with_its_item(database_url: str) -> None:
+async def test_streamed_encrypted_state_stays_with_its_item(emptied_database_url: str) -> None:
     """B030"""
-    async with playing("B030", database_url) as case:
+    async with playing("B030", emptied_database_url) as case:
         await case.play()
     assert [
         (item["id"], item["content"][0]["text"], item["encrypted_content"])
@@ -78,9 +78,9 @@ async def test_streamed_encrypted_state_stays_with_its_item(database_url: str) -
     assert case.answer(2).json == case.answer(1).json
 
 
-async def test_an_encrypted_compaction_is_refused_and_the_chain_goes_on_without_it(database_url: str) -> None:
+async def test_an_encrypted_compaction_is_refused_and_the_chain_goes_on_without_it(emptied_database_url: str) -> None:
     """B032"""
-    async with playing("B032", database_url) as case:
+    async with playing("B032", emptied_database_url) as case:
         await case.play(1, 2)
         assert case.calls == 1
         await case.play(3)
@@ -96,9 +96,9 @@ async def test_an_encrypted_compaction_is_refused_and_the_chain_goes_on_without_
     assert case.sent(2)["input"] == [user("start"), assistant("m1", "ok"), user("go")]
 
 
-async def test_a_model_servers_own_encoded_reasoning_is_kept_and_not_sent(database_url: str) -> None:
+async def test_a_model_servers_own_encoded_reasoning_is_kept_and_not_sent(emptied_database_url: str) -> None:
     """B033"""
-    async with playing("B033", database_url) as case:
+    async with playing("B033", emptied_database_url) as case:
         await case.play()
         kept = await case.server.http.get(f"/v1/responses/{case.answer(1).json['id']}")
     assert case.sent(2)["input"] == [user("go"), reasoning("r1", "text"), assistant("m1", "x"), user("on")]

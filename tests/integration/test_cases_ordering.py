@@ -6,16 +6,16 @@ from tests.case_player import assistant, playing, reasoning, texts, user
 from tests.postgres import connected
 
 
-async def test_each_turn_sends_every_earlier_item_once_and_stores_only_its_own(database_url: str) -> None:
+async def test_each_turn_sends_every_earlier_item_once_and_stores_only_its_own(emptied_database_url: str) -> None:
     """B002"""
-    async with playing("B002", database_url) as case:
+    async with playing("B002", emptied_database_url) as case:
         await case.play()
     assert [len(case.sent(call)["input"]) for call in range(1, 6)] == [1, 3, 5, 7, 9]
     assert texts(case.sent(5)["input"]) == ["q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4", "q5"]
     for call in range(1, 6):
         sent = texts(case.sent(call)["input"])
         assert len(set(sent)) == len(sent)
-    async with connected(database_url) as connection:
+    async with connected(emptied_database_url) as connection:
         owned = await connection.fetch(
             "select count(*) filter (where not is_output) as inputs, count(*) filter (where is_output) as outputs"
             " from responses left join items on items.response_id = responses.id group by responses.id"
@@ -23,17 +23,17 @@ async def test_each_turn_sends_every_earlier_item_once_and_stores_only_its_own(d
     assert [tuple(row) for row in owned] == [(1, 1)] * 5
 
 
-async def test_input_equal_to_an_earlier_one_is_sent_again_and_last(database_url: str) -> None:
+async def test_input_equal_to_an_earlier_one_is_sent_again_and_last(emptied_database_url: str) -> None:
     """B004"""
-    async with playing("B004", database_url) as case:
+    async with playing("B004", emptied_database_url) as case:
         await case.play()
     assert case.sent(2)["input"] == [user("Name a colour."), assistant("m1", "Red."), user("Name a colour.")]
     assert [case.sent(1)["instructions"], case.sent(2)["instructions"]] == ["be short", "roll your r"]
 
 
-async def test_a_call_is_sent_between_its_reasoning_and_its_output(database_url: str) -> None:
+async def test_a_call_is_sent_between_its_reasoning_and_its_output(emptied_database_url: str) -> None:
     """B005"""
-    async with playing("B005", database_url) as case:
+    async with playing("B005", emptied_database_url) as case:
         await case.play()
     assert case.sent(2)["input"] == [
         user("Weather in Oslo?"),
@@ -49,9 +49,9 @@ async def test_a_call_is_sent_between_its_reasoning_and_its_output(database_url:
     ]
 
 
-async def test_every_input_item_is_sent_again_with_all_its_parts(database_url: str) -> None:
+async def test_every_input_item_is_sent_again_with_all_its_parts(emptied_database_url: str) -> None:
     """B007"""
-    async with playing("B007", database_url) as case:
+    async with playing("B007", emptied_database_url) as case:
         await case.play()
         listed = (await case.server.http.get(f"/v1/responses/{case.answer(1).json['id']}/input_items")).json()["data"]
     image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
@@ -69,9 +69,9 @@ async def test_every_input_item_is_sent_again_with_all_its_parts(database_url: s
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-async def test_an_item_that_the_history_has_is_not_taken_again(database_url: str, stream: bool) -> None:
+async def test_an_item_that_the_history_has_is_not_taken_again(emptied_database_url: str, stream: bool) -> None:
     """B008"""
-    async with playing("B008", database_url) as case:
+    async with playing("B008", emptied_database_url) as case:
         await case.play(1)
         await case.play(2, stream=stream)
     refused = case.answer(2)
@@ -85,9 +85,9 @@ async def test_an_item_that_the_history_has_is_not_taken_again(database_url: str
     assert case.calls == 1
 
 
-async def test_a_long_chain_is_sent_whole(database_url: str) -> None:
+async def test_a_long_chain_is_sent_whole(emptied_database_url: str) -> None:
     """B010"""
-    async with playing("B010", database_url) as case:
+    async with playing("B010", emptied_database_url) as case:
         await case.play()
     sent = texts(case.sent(40)["input"])
     assert len(sent) == 79

@@ -11,7 +11,7 @@ _STORED_OUTPUT = (
 )
 
 
-async def test_streamed_reasoning_is_stored_as_whole_as_that_of_a_json_reply(database_url: str) -> None:
+async def test_streamed_reasoning_is_stored_as_whole_as_that_of_a_json_reply(emptied_database_url: str) -> None:
     """B011"""
     two_parts = {
         "id": "r1",
@@ -23,7 +23,7 @@ async def test_streamed_reasoning_is_stored_as_whole_as_that_of_a_json_reply(dat
         ],
         "status": "completed",
     }
-    async with playing("B011", database_url) as case:
+    async with playing("B011", emptied_database_url) as case:
         await case.play()
         streamed = case.answer(1).json
     assert case.answer(2).json == streamed
@@ -38,12 +38,12 @@ async def test_streamed_reasoning_is_stored_as_whole_as_that_of_a_json_reply(dat
 
     [_, second] = case_replies(cases()["B011"])
     equal_body = Reply(json=second.json | {"id": "u1", "output": [two_parts, answered("m1", "4")]})
-    async with playing("B011", database_url, replies=[equal_body, second]) as plain:
+    async with playing("B011", emptied_database_url, replies=[equal_body, second]) as plain:
         await plain.play(1, stream=False)
         await plain.play(2, 3)
     assert plain.answer(2).json["output"] == streamed["output"]
     assert plain.sent(2)["input"] == case.sent(2)["input"]
-    async with connected(database_url) as connection:
+    async with connected(emptied_database_url) as connection:
         bodies = [
             await connection.fetch(_STORED_OUTPUT, case_id) for case_id in (streamed["id"], plain.answer(1).json["id"])
         ]
@@ -51,9 +51,9 @@ async def test_streamed_reasoning_is_stored_as_whole_as_that_of_a_json_reply(dat
     assert len(bodies[0]) == 2
 
 
-async def test_all_parts_of_reasoning_are_sent_and_its_summary_is_not(database_url: str) -> None:
+async def test_all_parts_of_reasoning_are_sent_and_its_summary_is_not(emptied_database_url: str) -> None:
     """B012"""
-    async with playing("B012", database_url) as case:
+    async with playing("B012", emptied_database_url) as case:
         await case.play()
     assert case.sent(2)["input"] == [
         user("go"),
@@ -75,22 +75,22 @@ async def test_all_parts_of_reasoning_are_sent_and_its_summary_is_not(database_u
     }
 
 
-async def test_reasoning_without_a_summary_is_sent_with_an_empty_one(database_url: str) -> None:
+async def test_reasoning_without_a_summary_is_sent_with_an_empty_one(emptied_database_url: str) -> None:
     """B014"""
-    async with playing("B014", database_url) as case:
+    async with playing("B014", emptied_database_url) as case:
         await case.play()
         first = await case.server.http.get(f"/v1/responses/{case.answer(1).json['id']}")
     assert case.sent(2)["input"] == [user("one"), reasoning("r1", "hmm"), assistant("m1", "a"), user("two")]
     shown = {"type": "reasoning", "id": "r1", "content": [{"type": "reasoning_text", "text": "hmm"}], "summary": []}
     assert first.json()["output"][0] == shown
-    async with connected(database_url) as connection:
+    async with connected(emptied_database_url) as connection:
         stored = await connection.fetchval("select body from items where public_id = 'r1'")
     assert stored == '{"type":"reasoning","id":"r1","content":[{"type":"reasoning_text","text":"hmm"}]}'
 
 
-async def test_a_clients_reasoning_needs_neither_id_nor_summary(database_url: str) -> None:
+async def test_a_clients_reasoning_needs_neither_id_nor_summary(emptied_database_url: str) -> None:
     """B015"""
-    async with playing("B015", database_url) as case:
+    async with playing("B015", emptied_database_url) as case:
         await case.play()
         listed = await case.server.listed(case.answer(1).json["id"])
     assert case.answer(1).status == 200
@@ -109,9 +109,9 @@ async def test_a_clients_reasoning_needs_neither_id_nor_summary(database_url: st
     assert listed[1]["id"].startswith("rs_")
 
 
-async def test_two_reasoning_items_in_a_row_stay_two(database_url: str) -> None:
+async def test_two_reasoning_items_in_a_row_stay_two(emptied_database_url: str) -> None:
     """B017"""
-    async with playing("B017", database_url) as case:
+    async with playing("B017", emptied_database_url) as case:
         await case.play()
     thoughts = [
         {

@@ -1,0 +1,12 @@
+"""Reported failures about whose data it is, each as the behaviour that it asks for."""
+
+from tests.case_player import playing
+
+
+async def test_an_upstreams_response_id_is_never_told_and_never_taken(emptied_database_url: str) -> None:
+    """B091"""
+    async with playing("B091", emptied_database_url) as case:
+        await case.play()
+        stored = await case.server.http.get(f"/v1/responses/{case.answer(1).json['id']}")
+    assert b"upstream_raw_77" not in case.answer(1).body + stored.content
+    assert (case.answer(2).status, case.answer(3).status, stored.status_code) == (404, 404, 200)
