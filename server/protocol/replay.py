@@ -132,7 +132,7 @@ def _decide_message(place: _Place) -> Decision:
         return _decide_assistants(place, content)
     if all(_text(part) == b'""' for part in _parts(content)):
         return _left_out(place, "empty")
-    return Decision(place.item, "kept", "message", _copy(place, {"content": _without_nulls(content)}))
+    return Decision(place.item, "kept", "message", _copy(place, {}))
 
 
 def _decide_assistants(place: _Place, content: bytes) -> Decision:
@@ -160,7 +160,7 @@ def _decide_call(place: _Place) -> Decision:
 
 
 def _decide_output(place: _Place) -> Decision:
-    changes = {"output": _without_nulls(place.cut.get("output") or b'""')}
+    changes: dict[str, bytes] = {}
     if place.item.call_id is None and place.answers is not None and place.answers.call_id is not None:
         changes["call_id"] = raw.literal(place.answers.call_id)
     return Decision(place.item, "kept", "output", _copy(place, changes))
@@ -171,17 +171,21 @@ def _left_out(place: _Place, rule: str) -> Decision:
 
 
 def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
-    """The item with its allow-listed members that are not null; `changes` are sent in place of what it has."""
+    """The item's allow-listed members, without nulls at any depth; `changes` are sent in place of what it has."""
     members = {"type": raw.literal(place.item.type)}
     for name in place.profile.item_members[place.item.type]:
-        value = changes.get(name) or place.cut.get(name)
-        if name == "id":
-            value = raw.literal(place.item.public_id) if place.item.is_output else value
-            if not _has_text(value):
-                continue
+        value = _id(place) if name == "id" else changes.get(name) or place.cut.get(name)
         if value is not None:
-            members[name] = value
+            members[name] = _without_nulls(value)
     return raw.render(members)
+
+
+def _id(place: _Place) -> bytes | None:
+    """An upstream's item is sent by the id that clients see, a client's by the one it brought (DESIGN 3, Ids)."""
+    if place.item.is_output:
+        return raw.literal(place.item.public_id)
+    brought = place.cut.get("id")
+    return brought if _has_text(brought) else None
 
 
 def _has_text(value: bytes | None) -> bool:

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
@@ -215,6 +215,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.text(), JSON_VALUES, max_size=5), max_size=5), st.booleans())
 def test_items_of_unknown_types_are_kept_whatever_they_hold(members: list[dict[str, Any]], ascii_only: bool) -> None:
     kinds = [{**one, "type": "x_thing", "id": None, "call_id": None} for one in members]

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
@@ -637,6 +637,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(place for key, one in inner for place in places(one, (*at, key)))]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(places(WHOLE_REQUEST)[1:]), JSON_VALUES)
 def test_whatever_stands_wherever_the_answer_is_ours_and_quotes_no_text(place: tuple[Any, ...], value: Any) -> None:
     mutant = copy.deepcopy(WHOLE_REQUEST)
@@ -654,6 +655,7 @@ def test_whatever_stands_wherever_the_answer_is_ours_and_quotes_no_text(place: t
         assert json.loads(taken.input) == mutant["input"]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_body_that_was_damaged_is_answered(data: st.DataObject) -> None:
     text = bytearray(json.dumps(WHOLE_REQUEST).encode())
