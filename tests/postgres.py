@@ -25,7 +25,7 @@ from docker.errors import DockerException
 from testcontainers.community.postgres import PostgresContainer
 
 from server.embedded import EmbeddedPostgres
-from server.embedded_installation import SUPERUSER
+from server.embedded.installation import SUPERUSER
 from server.store.database import Database
 
 # The oldest we promise to work with; the embedded one is the newest.

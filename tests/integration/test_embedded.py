@@ -130,7 +130,7 @@ def one_of(data_dir: Path, part_of_command_line: bytes) -> int:
 
 
 def watchdog_of(data_dir: Path) -> int:
-    return one_of(data_dir, b"embedded_watchdog")
+    return one_of(data_dir, b"embedded/watchdog")
 
 
 def postmaster_of(data_dir: Path) -> int:
@@ -218,7 +218,8 @@ async def test_new_data_directory_gets_database_of_an_ordinary_role(place: Path)
     try:
         socket_dir = place / "not there yet/data/socket"
         assert (
-            url == f"postgresql://rejoinder@/rejoinder?host={str(socket_dir).replace('/', '%2F').replace(' ', '%20')}"
+            url
+            == f"postgresql://rejoinder@/rejoinder?host={str(socket_dir).replace('/', '%2F').replace(' ', '%20')}&port=5432"
         )
         connection = await asyncpg.connect(url)
         role = await connection.fetchrow("SELECT * FROM pg_roles WHERE rolname = current_user")

@@ -2,8 +2,8 @@
 
 A data directory holds `pgdata`, `pgbin` (a copy of the binaries, where one is needed), `socket`, `postgres.log` and the
 locks: `users.lock` is shared by all servers, each for its life; `start.lock` lets one start at a time; `watchdog.lock`
-is held by the process that owns Postgres (`embedded_watchdog`). What must be there before it starts is
-`embedded_installation`'s. No SQLAlchemy here. Why it is so: docs/adr/0003-embedded-postgres.md.
+is held by the process that owns Postgres (`watchdog`). What must be there before it starts is
+`installation`'s. No SQLAlchemy here. Why it is so: docs/adr/0003-embedded-postgres.md.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import asyncpg
 
-from server import embedded_installation, embedded_watchdog
-from server.embedded_installation import Account, EmbeddedPostgresError
+from server.embedded import installation, watchdog
+from server.embedded.installation import Account, EmbeddedPostgresError
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
@@ -49,7 +49,7 @@ class EmbeddedPostgres:
         self._users_lock: io.FileIO | None = None
 
     async def start(self) -> str:
-        """Return the URL of the running Postgres, `postgresql://rejoinder@/rejoinder?host=<socket directory, quoted>`.
+        """Return the URL of the running Postgres, on its socket: `postgresql://rejoinder@/rejoinder?host=...&port=5432`.
 
         Starts it unless another server has. Its role owns the database and is no superuser. Raises
         EmbeddedPostgresError. When cancelled it keeps no hold.
@@ -72,9 +72,9 @@ class EmbeddedPostgres:
             self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._users_lock = _lock(self._users_lock_path, fcntl.LOCK_SH)
             with _lock(self._data_dir / "start.lock", fcntl.LOCK_EX) as start_lock:
-                account = embedded_installation.choose_account(self._pgdata)
-                embedded_installation.make_passable(self._data_dir, account)
-                socket_dir = embedded_installation.make_socket_dir(self._data_dir, account)
+                account = installation.choose_account(self._pgdata)
+                installation.make_passable(self._data_dir, account)
+                socket_dir = installation.make_socket_dir(self._data_dir, account)
                 asyncio.run(self._ensure_ready(account, socket_dir, start_lock))
         except (OSError, subprocess.SubprocessError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             self._release()
@@ -85,7 +85,8 @@ class EmbeddedPostgres:
         except BaseException:
             self._release()
             raise
-        return f"postgresql://{ROLE}@/{ROLE}?host={quote(str(socket_dir), safe='')}"
+        # The port is said although it is the usual one: a driver would take a missing one from PGPORT.
+        return f"postgresql://{ROLE}@/{ROLE}?host={quote(str(socket_dir), safe='')}&port={installation.PORT}"
 
     async def _ensure_ready(self, account: Account, socket_dir: Path, start_lock: io.FileIO) -> None:
         """Launch a watchdog where none lives, and wait until the database answers."""
@@ -100,7 +101,7 @@ class EmbeddedPostgres:
                     self._launch_watchdog(account, socket_dir, start_lock, watchdog_lock)
                     launched = True
             # Asked first, because a connection that comes too early is a line in the log.
-            if embedded_watchdog.is_ready(str(self._pgdata)) and await _ensure_database(socket_dir):
+            if watchdog.is_ready(str(self._pgdata)) and await _ensure_database(socket_dir):
                 return
             await asyncio.sleep(POLL_INTERVAL_S)
         raise EmbeddedPostgresError(
@@ -111,11 +112,11 @@ class EmbeddedPostgres:
         self, account: Account, socket_dir: Path, start_lock: io.FileIO, watchdog_lock: io.FileIO
     ) -> None:
         """Start the process that owns Postgres. It inherits `watchdog_lock`, and so holds it from its first moment."""
-        directory = embedded_installation.choose_binaries(self._binaries, self._pgdata, self._data_dir, account)
+        directory = installation.choose_binaries(self._binaries, self._pgdata, self._data_dir, account)
         if not (self._pgdata / "PG_VERSION").exists():
-            embedded_installation.initialise(directory, self._pgdata, account, start_lock.fileno())
-        orders = embedded_watchdog.Orders(
-            command=embedded_installation.postgres_command(directory, self._pgdata, socket_dir),
+            installation.initialise(directory, self._pgdata, account, start_lock.fileno())
+        orders = watchdog.Orders(
+            command=installation.postgres_command(directory, self._pgdata, socket_dir),
             pgdata=str(self._pgdata),
             socket_dir=str(socket_dir),
             users_lock=str(self._users_lock_path),
@@ -126,14 +127,14 @@ class EmbeddedPostgres:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if too_long else 0)
         with io.FileIO(os.open(self._log, flags, 0o600), "w") as log:
             subprocess.run(  # noqa: S603 - our own program
-                [sys.executable, "-I", "-S", embedded_watchdog.__file__, orders.encode()],
+                [sys.executable, "-I", "-S", watchdog.__file__, orders.encode()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[watchdog_lock.fileno()],
                 cwd="/",
-                env=embedded_installation.ENVIRONMENT,
-                timeout=embedded_installation.COMMAND_TIMEOUT_S,
+                env=installation.ENVIRONMENT,
+                timeout=installation.COMMAND_TIMEOUT_S,
                 check=True,
             )
 
@@ -175,8 +176,8 @@ async def _ensure_database(socket_dir: Path) -> bool:
     try:
         connection = await asyncpg.connect(
             host=str(socket_dir),
-            port=embedded_installation.PORT,
-            user=embedded_installation.SUPERUSER,
+            port=installation.PORT,
+            user=installation.SUPERUSER,
             password="",
             database="postgres",
             ssl=False,
