@@ -251,11 +251,12 @@ def reply(*output: dict[str, Any] | str, stream: bool, **members: Any) -> Reply:
 
 
 def _stream(head: str, items: list[str], terminal: str) -> Iterator[str]:
-    frames = [("response.created", f'"response": {head}, "output": []}}')]
+    begun = f'"response": {head}, "output": []}}'
+    frames = [("response.created", begun), ("response.in_progress", begun)]
     for index, item in enumerate(items):
         place = f'"output_index": {index}'
         frames.append(("response.output_item.added", f'{place}, "item": {item}'))
-        frames += [(name, f"{place}, {rest}") for name, rest in _text_events(json.loads(item))]
+        frames += [(name, f"{place}, {rest}") for name, rest in _text_events(json.loads(item, parse_int=str))]
         frames.append(("response.output_item.done", f'{place}, "item": {item}'))
     frames.append((terminal, f'"response": {head}, "output": [{", ".join(items)}]}}'))
     for number, (name, rest) in enumerate(frames):

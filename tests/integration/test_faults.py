@@ -116,18 +116,18 @@ async def test_the_message_of_a_refusal_is_its_first_line_without_credentials(
 
 
 def _recorded_refusals() -> dict[str, tuple[int, bytes]]:
-    """vLLM's own refusals of requests, each body once."""
-    found: dict[str, tuple[int, bytes]] = {}
+    """vLLM's own refusals of requests, of those that begin alike only one."""
+    found: dict[bytes, tuple[str, int, bytes]] = {}
     for version in ("0.32", "0.33"):
         for capture in captures(version):
             if capture.status is not None and capture.status >= 400 and capture.received.startswith(b"{"):
-                found.setdefault(f"{capture.status} {capture.name} {version}", (capture.status, capture.received))
-    return found
+                found.setdefault(capture.received[:60], (f"{capture.name} {version}", capture.status, capture.received))
+    return {name: (status, body) for name, status, body in found.values()}
 
 
 async def test_recorded_refusals_become_errors_of_the_contract(application: Application) -> None:
     refusals = _recorded_refusals()
-    assert len(refusals) >= 30
+    assert len(refusals) >= 20
     application.mock.replies = [
         Reply(status=status, sse_chunks_b64=[body], headers={"content-type": "application/json"})
         for status, body in refusals.values()
@@ -220,25 +220,25 @@ def _event(name: str, **members: Any) -> str:
     return f"event: {name}\ndata: {json.dumps({'type': name, **members})}\n\n"
 
 
-# Of the frames, the message is done with the eighth, and the call is announced in the ninth.
+# Of the frames, the message is done with the eighth, and the call is announced by the ninth.
 BREAKS: dict[str, tuple[Reply, dict[str, Any], int, str]] = {
     "cut after created": (_stream(*FRAMES[:1], close=True), {}, 0, "server_error"),
     "cut in a delta": (_stream(*FRAMES[:4], FRAMES[4][:30], close=True), {}, 0, "server_error"),
-    "cut after an item": (_stream(*FRAMES[:7], close=True), {}, 1, "server_error"),
-    "ended without a terminal event": (_stream(*FRAMES[:8]), {}, 1, "server_error"),
-    "done without a terminal event": (_stream(*FRAMES[:8], "data: [DONE]\n\n"), {}, 1, "server_error"),
-    "silent": (_stream(*FRAMES[:7], hang=True), {"silence_timeout_s": 0.3}, 1, "server_error"),
-    "no JSON": (_stream(*FRAMES[:7], "data: secret\n\n"), {}, 1, "server_error"),
-    "an error": (_stream(*FRAMES[:7], _event("error", code="x", message="No.", param=None)), {}, 1, "server_error"),
+    "cut after an item": (_stream(*FRAMES[:8], close=True), {}, 1, "server_error"),
+    "ended without a terminal event": (_stream(*FRAMES[:9]), {}, 1, "server_error"),
+    "done without a terminal event": (_stream(*FRAMES[:9], "data: [DONE]\n\n"), {}, 1, "server_error"),
+    "silent": (_stream(*FRAMES[:8], hang=True), {"silence_timeout_s": 0.3}, 1, "server_error"),
+    "no JSON": (_stream(*FRAMES[:8], "data: secret\n\n"), {}, 1, "server_error"),
+    "an error": (_stream(*FRAMES[:8], _event("error", code="x", message="No.", param=None)), {}, 1, "server_error"),
     "a nested error": (
-        _stream(*FRAMES[:7], 'data: {"error": {"message": "No.", "code": "rate_limit_exceeded"}}\n\n'),
+        _stream(*FRAMES[:8], 'data: {"error": {"message": "No.", "code": "rate_limit_exceeded"}}\n\n'),
         {},
         1,
         "rate_limit_exceeded",
     ),
     "failed, as the upstream says": (
         _stream(
-            *FRAMES[:7],
+            *FRAMES[:8],
             _event(
                 "response.failed",
                 response={"status": "failed", "output": [], "error": {"code": "server_error", "message": "No."}},
@@ -249,7 +249,8 @@ BREAKS: dict[str, tuple[Reply, dict[str, Any], int, str]] = {
         "server_error",
     ),
     "one event too large": (
-        _stream(*FRAMES[:7], _event("response.x", padding="y" * 20_000)),
+        # The pause lets what is before it arrive by itself: what comes in one piece with too large an event is lost.
+        _stream("".join(FRAMES[:8]), _event("response.x", padding="y" * 20_000), chunk_delay_ms=50),
         {"event_bytes_max": 10_000},
         1,
         "server_error",

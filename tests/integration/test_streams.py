@@ -56,11 +56,13 @@ async def test_the_order_of_a_stream(application: Application) -> None:
 async def test_recorded_streams_keep_to_the_grammar_and_read_back_as_they_ended(
     application: Application, version: str
 ) -> None:
-    recorded = [capture for capture in captures(version) if capture.is_stream and capture.status == 200]
+    streams = [capture for capture in captures(version) if capture.is_stream and capture.status == 200]
+    # One for each order of events; how often one repeats makes none.
+    recorded = list({tuple(dict.fromkeys(_event_lines(capture.received))): capture for capture in streams}.values())
     application.mock.replies = [
         Reply(sse_chunks_b64=[capture.received], headers={"content-type": "text/event-stream"}) for capture in recorded
     ]
-    assert len(recorded) >= 5
+    assert len(recorded) >= 3
     for capture in recorded:
         answer = await application.post({"model": "m", "input": "One", "stream": True})
         events = events_of(answer.content)
@@ -75,6 +77,10 @@ async def test_recorded_streams_keep_to_the_grammar_and_read_back_as_they_ended(
         assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
         kept = await application.http.get(f"/v1/responses/{final['id']}")
         assert kept.content in answer.content
+
+
+def _event_lines(stream: bytes) -> list[bytes]:
+    return [line for line in stream.split(b"\n") if line.startswith(b"event:")]
 
 
 # --- silence
