@@ -27,6 +27,9 @@ from server.store import sql
 # stops, is full, is read-only, knows no such user) may be over at the next attempt.
 _MISTAKES: Final = ("22", "42")
 
+# Two caches, the driver's and SQLAlchemy's.
+_UNPREPARED: Final = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+
 # Any number will do, as long as every release that may meet another one at the same database uses it.
 _MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
 
@@ -70,7 +73,7 @@ class Database:
         """
         arguments = _connect_arguments(url, connect_timeout_s) | {"command_timeout": statement_timeout_s}
         if pgbouncer:
-            arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+            arguments |= _UNPREPARED
         engine = create_async_engine(
             "postgresql+asyncpg://",
             connect_args=arguments,
@@ -111,11 +114,12 @@ class Database:
 async def migrate(url: str) -> None:
     """Bring the schema at `url` up to this release, in one transaction. Who comes second waits, and finds it done.
 
-    Raises UnusableDatabase, SchemaTooNew and `errors.store_unavailable`.
+    A process may do this to one database at a time, for Alembic's context is global. Raises UnusableDatabase,
+    SchemaTooNew and `errors.store_unavailable`.
     """
-    engine = create_async_engine(
-        "postgresql+asyncpg://", connect_args=_connect_arguments(url, timeout_s=10), poolclass=NullPool
-    )
+    # Nothing is prepared: there is nothing to gain, and PgBouncer may be in between.
+    arguments = _connect_arguments(url, timeout_s=10) | _UNPREPARED
+    engine = create_async_engine("postgresql+asyncpg://", connect_args=arguments, poolclass=NullPool)
     try:
         with _faults():
             async with engine.begin() as connection:

@@ -132,7 +132,8 @@ async def test_migrating_again_changes_nothing(database_url: str) -> None:
 
 
 async def test_two_servers_may_migrate_at_once(empty_database_url: str) -> None:
-    await asyncio.gather(*(migrate(empty_database_url) for _ in range(4)))
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(migrate(empty_database_url) for _ in range(4)))
     async with connected(empty_database_url) as connection:
         assert await connection.fetchval("select array_agg(version_num) from alembic_version") == ["0001"]
 
