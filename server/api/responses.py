@@ -33,7 +33,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
     reply = _Reply(send)
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
-            raise errors.method_not_allowed()
+            raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed()
         body = await wire.read_body(scope, receive, state.body_bytes_max)
         turns: Turns = state.turns
         run = await turns.begin(TENANT_ID, body)
@@ -136,6 +136,11 @@ class _Reply:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _is_websocket(scope: Scope) -> bool:
+    """Whether a client asks for a WebSocket here, which it can't have yet (DESIGN 7.9)."""
+    return dict(scope["headers"]).get(b"upgrade", b"").lower() == b"websocket"
 
 
 async def _watch(receive: Receive, run: Run) -> None:

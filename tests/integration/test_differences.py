@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from server.mock import Reply
-from tests.application import Application, both_modes, function_call, message, reasoning, reply
+from tests.application import UPSTREAM_API_KEY, Application, both_modes, function_call, message, reasoning, reply
 from tests.harness import until
 
 
@@ -21,6 +21,30 @@ def error_of(answer: httpx.Response) -> tuple[int, Any, Any]:
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     return answer.status_code, error["param"], error["code"]
+
+
+# --- routes
+
+
+async def test_a_living_server_says_so(application: Application) -> None:
+    for path in ("/healthz", "/health"):
+        answer = await application.http.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+async def test_models_are_those_of_the_upstream(application: Application) -> None:
+    answer = await application.http.get("/v1/models", headers={"authorization": "Bearer of the client"})
+    [model] = answer.json()["data"]
+    assert (answer.status_code, model["id"]) == (200, "mock")
+    [asked] = application.mock.received
+    assert (asked.method, asked.path) == ("GET", "/v1/models")
+    assert asked.headers["authorization"] == f"Bearer {UPSTREAM_API_KEY}"
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_told_apart(application: Application) -> None:
+    assert error_of(await application.http.get("/v1/nothing")) == (404, None, None)
+    for path in ("/v1/responses", "/v1/responses/resp_1", "/v1/responses/resp_1/input_items"):
+        assert error_of(await application.http.put(path, content=b"{}")) == (405, None, None)
 
 
 # --- not built yet
@@ -56,6 +80,16 @@ async def test_a_stored_prompt_is_not_found(application: Application) -> None:
     answer = await application.post({"model": "m", "prompt": {"id": "pmpt_1"}, "input": "a"})
     assert error_of(answer) == (404, "prompt", None)
     assert application.mock.posts == []
+
+
+async def test_a_websocket_is_not_found(application: Application) -> None:
+    handshake = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert error_of(await application.http.get("/v1/responses", headers=handshake)) == (404, None, None)
 
 
 async def test_conversations_are_not_found(application: Application) -> None:
