@@ -145,39 +145,43 @@ async def test_recorded_refusals_become_errors_of_the_contract(application: Appl
 # --- no answer at all
 
 SILENT = Reply(hang=True, delay_ms=30_000)
-BROKEN: dict[str, tuple[Reply, dict[str, Any], int]] = {
-    "no JSON": (Reply(text="Hello", headers={"content-type": "application/json"}), {}, 502),
-    "half a JSON": (Reply(text='{"id":"resp_1","output":[', headers={"content-type": "application/json"}), {}, 502),
-    "HTML": (Reply(text=HTML), {}, 502),
-    "nothing": (Reply(text=""), {}, 502),
-    "an error object": (Reply(json={"error": {"message": "secret", "code": 500}}), {}, 502),
-    "a list": (Reply(json=[]), {}, 502),
-    "another API's object": (Reply(json={"object": "chat.completion", "choices": []}), {}, 502),
-    "cut in its middle": (
-        Reply(text='{"id":"resp_1","output":[', headers={"content-length": "1000"}, close=True),
-        {},
-        502,
-    ),
-    "larger than we take": (Reply(json={"output": [], "x": "y" * 20_000}), {"reply_bytes_max": 10_000}, 502),
-    "silent before its headers": (SILENT, {"reply_timeout_s": 0.3}, 504),
-    "silent in its middle": (Reply(text='{"id":', hang=True), {"reply_timeout_s": 0.3}, 504),
-    "nested too deeply": (
-        Reply(text='{"output":[' + "[" * 3_000 + "]" * 3_000 + "]}", headers={"content-type": "application/json"}),
-        {},
-        502,
-    ),
+BROKEN = {
+    "no JSON": Reply(text="Hello", headers={"content-type": "application/json"}),
+    "half a JSON": Reply(text='{"id":"resp_1","output":[', headers={"content-type": "application/json"}),
+    "HTML": Reply(text=HTML),
+    "nothing": Reply(text=""),
+    "an error object": Reply(json={"error": {"message": "secret", "code": 500}}),
+    "a list": Reply(json=[]),
+    "another API's object": Reply(json={"object": "chat.completion", "choices": []}),
+    "cut in its middle": Reply(text='{"id":"resp_1","output":[', headers={"content-length": "1000"}, close=True),
+    "nested too deeply": Reply(text='{"output":[' + "[" * 3_000 + "]" * 3_000 + "]}"),
+    "items that are none": Reply(json={"object": "response", "status": "completed", "output": "secret"}),
 }
 
 
-@pytest.mark.parametrize(("broken", "settings", "status"), BROKEN.values(), ids=BROKEN)
-async def test_a_reply_that_is_no_response(
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+async def test_a_reply_that_is_no_response(application: Application, emptied_database_url: str, broken: Reply) -> None:
+    application.mock.replies = [broken]
+    answer = await application.post(_body(False))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
+    assert "secret" not in answer.text
+    assert await stored_rows(emptied_database_url) == {}
+
+
+LIMITS: dict[str, tuple[Reply, dict[str, Any], int]] = {
+    "larger than we take": (Reply(json={"output": [], "x": "y" * 20_000}), {"reply_bytes_max": 10_000}, 502),
+    "silent before its headers": (SILENT, {"reply_timeout_s": 0.3}, 504),
+    "silent in its middle": (Reply(text='{"id":', hang=True), {"reply_timeout_s": 0.3}, 504),
+}
+
+
+@pytest.mark.parametrize(("broken", "settings", "status"), LIMITS.values(), ids=LIMITS)
+async def test_a_reply_that_goes_beyond_a_limit(
     emptied_database_url: str, broken: Reply, settings: dict[str, Any], status: int
 ) -> None:
     async with running(emptied_database_url, [broken, reply(message("Hi."), stream=False)], **settings) as application:
         answer = await application.post(_body(False))
-        assert answer.status_code == status
-        assert answer.json()["error"]["type"] == "server_error"
-        assert "secret" not in answer.text
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "server_error")
         assert (await application.turn(input="Two"))["status"] == "completed"
     assert len((await stored_rows(emptied_database_url))["responses"]) == 1
 
@@ -221,18 +225,16 @@ def _event(name: str, **members: Any) -> str:
 
 
 # Of the frames, the message is done with the eighth, and the call is announced by the ninth.
-BREAKS: dict[str, tuple[Reply, dict[str, Any], int, str]] = {
-    "cut after created": (_stream(*FRAMES[:1], close=True), {}, 0, "server_error"),
-    "cut in a delta": (_stream(*FRAMES[:4], FRAMES[4][:30], close=True), {}, 0, "server_error"),
-    "cut after an item": (_stream(*FRAMES[:8], close=True), {}, 1, "server_error"),
-    "ended without a terminal event": (_stream(*FRAMES[:9]), {}, 1, "server_error"),
-    "done without a terminal event": (_stream(*FRAMES[:9], "data: [DONE]\n\n"), {}, 1, "server_error"),
-    "silent": (_stream(*FRAMES[:8], hang=True), {"silence_timeout_s": 0.3}, 1, "server_error"),
-    "no JSON": (_stream(*FRAMES[:8], "data: secret\n\n"), {}, 1, "server_error"),
-    "an error": (_stream(*FRAMES[:8], _event("error", code="x", message="No.", param=None)), {}, 1, "server_error"),
+BREAKS: dict[str, tuple[Reply, int, str]] = {
+    "cut after created": (_stream(*FRAMES[:1], close=True), 0, "server_error"),
+    "cut in a delta": (_stream(*FRAMES[:4], FRAMES[4][:30], close=True), 0, "server_error"),
+    "cut after an item": (_stream(*FRAMES[:8], close=True), 1, "server_error"),
+    "ended without a terminal event": (_stream(*FRAMES[:9]), 1, "server_error"),
+    "done without a terminal event": (_stream(*FRAMES[:9], "data: [DONE]\n\n"), 1, "server_error"),
+    "no JSON": (_stream(*FRAMES[:8], "data: secret\n\n"), 1, "server_error"),
+    "an error": (_stream(*FRAMES[:8], _event("error", code="x", message="No.", param=None)), 1, "server_error"),
     "a nested error": (
         _stream(*FRAMES[:8], 'data: {"error": {"message": "No.", "code": "rate_limit_exceeded"}}\n\n'),
-        {},
         1,
         "rate_limit_exceeded",
     ),
@@ -244,41 +246,55 @@ BREAKS: dict[str, tuple[Reply, dict[str, Any], int, str]] = {
                 response={"status": "failed", "output": [], "error": {"code": "server_error", "message": "No."}},
             ),
         ),
-        {},
-        1,
-        "server_error",
-    ),
-    "one event too large": (
-        # The pause lets what is before it arrive by itself: what comes in one piece with too large an event is lost.
-        _stream("".join(FRAMES[:8]), _event("response.x", padding="y" * 20_000), chunk_delay_ms=50),
-        {"event_bytes_max": 10_000},
         1,
         "server_error",
     ),
 }
 
 
-@pytest.mark.parametrize(("broken", "settings", "done", "code"), BREAKS.values(), ids=BREAKS)
+async def _failed(application: Application) -> dict[str, Any]:
+    """The response of a stream that must fail after it has begun, checked for what holds of each."""
+    answer = await application.post(_body(True))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    assert b"secret" not in answer.content
+    events = events_of(answer.content)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events].count("response.created") == 1
+    assert events[-1]["type"] == "response.failed"
+    response: dict[str, Any] = events[-1]["response"]
+    assert response["status"] == "failed"
+    assert response["error"]["message"]
+    assert (response["completed_at"], response["incomplete_details"]) == (None, None)
+    assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response
+    return response
+
+
+@pytest.mark.parametrize(("broken", "done", "code"), BREAKS.values(), ids=BREAKS)
 async def test_a_stream_that_breaks_off_ends_as_failed(
-    emptied_database_url: str, broken: Reply, settings: dict[str, Any], done: int, code: str
+    application: Application, broken: Reply, done: int, code: str
 ) -> None:
-    async with running(emptied_database_url, [broken, reply(message("Yes."), stream=True)], **settings) as application:
-        answer = await application.post(_body(True))
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
-        events = events_of(answer.content)
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert [event["type"] for event in events].count("response.created") == 1
-        assert events[-1]["type"] == "response.failed"
-        response = events[-1]["response"]
-        assert (response["status"], response["error"]["code"]) == ("failed", code)
-        assert response["error"]["message"]
-        assert (response["completed_at"], response["incomplete_details"]) == (None, None)
-        assert len(response["output"]) == done
-        assert b"secret" not in answer.content
-        assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response
-        # What is continued from it begins where it began.
-        await application.turn(input="Two", previous_response_id=response["id"], stream=True)
-        assert [item["content"] for item in application.sent()["input"]] == ["Two"]
+    application.mock.replies = [broken, reply(message("Yes."), stream=True)]
+    response = await _failed(application)
+    assert (len(response["output"]), response["error"]["code"]) == (done, code)
+    # What is continued from it begins where it began.
+    await application.turn(input="Two", previous_response_id=response["id"], stream=True)
+    assert [item["content"] for item in application.sent()["input"]] == ["Two"]
+
+
+async def test_a_stream_that_falls_silent_ends_as_failed(emptied_database_url: str) -> None:
+    silent = _stream(*FRAMES[:8], hang=True)
+    async with running(emptied_database_url, [silent], silence_timeout_s=0.3) as application:
+        response = await _failed(application)
+        assert (len(response["output"]), response["error"]["code"]) == (1, "server_error")
+        await until(lambda: application.mock.posts[0].left)
+
+
+async def test_a_stream_with_too_large_an_event_ends_as_failed(emptied_database_url: str) -> None:
+    large = _event("response.x", padding="y" * 20_000)
+    # The pause lets what is before it arrive by itself: what comes in one piece with too large an event is lost.
+    replies = [_stream("".join(FRAMES[:8]), large, chunk_delay_ms=50)]
+    async with running(emptied_database_url, replies, event_bytes_max=10_000) as application:
+        assert len((await _failed(application))["output"]) == 1
 
 
 @pytest.mark.parametrize(
