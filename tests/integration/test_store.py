@@ -603,7 +603,7 @@ async def test_a_connection_that_ends_in_the_middle_is_a_503_and_the_next_call_w
 async def test_a_statement_that_takes_too_long_is_a_503_and_its_connection_is_kept_in_order(
     database_url: str, admin: Any
 ) -> None:
-    database = Database.open(database_url, pool_size=1, statement_timeout_s=0.2)
+    database = Database.open(database_url, pool_size=1, statement_timeout_s=1)
     responses = Responses(database)
     try:
         await responses.add(turn("a"))
@@ -618,7 +618,7 @@ async def test_a_statement_that_takes_too_long_is_a_503_and_its_connection_is_ke
 
 
 async def test_who_finds_no_connection_free_waits_a_bounded_time(database_url: str, admin: Any) -> None:
-    database = Database.open(database_url, pool_size=1, connect_timeout_s=0.2)
+    database = Database.open(database_url, pool_size=1, connect_timeout_s=1)
     responses = Responses(database)
     try:
         await responses.add(turn("a"))
