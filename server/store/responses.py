@@ -123,7 +123,7 @@ class Responses:
 
 
 def _items(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
-    """The items of these rows, in their order. A row without a public id is none: an empty turn, or a response's body."""
+    """The items of these rows, in order. A row without a public id is none: an empty turn, or a response's body."""
     # By position: looking a column up by its name takes three times as long, on every item of every history.
     return [
         Item(
