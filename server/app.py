@@ -34,7 +34,7 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
     return Litestar(
         route_handlers=[*responses_api.ROUTES, *system_api.ROUTES],
         lifespan=[_lifespan(config, telemetry)],
-        middleware=[wire.request_ids],
+        before_send=[wire.add_request_id],
         exception_handlers={
             ApiError: wire.render_api_error,
             HTTPException: wire.render_http_exception,

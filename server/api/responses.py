@@ -34,7 +34,11 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
             raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed()
-        body = await wire.read_body(scope, receive, state.body_bytes_max)
+        try:
+            body = await wire.read_body(scope, receive, state.body_bytes_max)
+        except ApiError as error:
+            await reply.refuse_unread(error, receive)
+            return
         turns: Turns = state.turns
         run = await turns.begin(TENANT_ID, body)
         leaving = asyncio.create_task(_watch(receive, run))
@@ -124,14 +128,22 @@ class _Reply:
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error; where the answer has begun, leave it unfinished, so that it is seen to be cut."""
-        if self._has_started:
-            return
-        extra = [(name.encode(), value.encode()) for name, value in wire.error_headers(error).items()]
-        if error.status == 413:
-            # The rest of the body stays unread.
-            extra.append((b"connection", b"close"))
-        await self._start(error.status, [*_JSON_HEADERS, *extra])
-        await self._send({"type": "http.response.body", "body": wire.error_body(error), "more_body": False})
+        if not self._has_started:
+            await self._start_error(error, [])
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def refuse_unread(self, error: ApiError, receive: Receive) -> None:
+        """Answer with an error before the request's body has come; the connection ends behind it."""
+        await self._start_error(error, [(b"connection", b"close")])
+        await wire.discard_body(receive)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start_error(self, error: ApiError, extra: list[tuple[bytes, bytes]]) -> None:
+        body = wire.error_body(error)
+        headers = [(name.encode(), value.encode()) for name, value in wire.error_headers(error).items()]
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(error.status, [*_JSON_HEADERS, length, *headers, *extra])
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True

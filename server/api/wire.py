@@ -1,18 +1,22 @@
 """What every route shares: errors, bodies and ids of requests on the wire. The one place that renders errors."""
 
+import asyncio
+import contextlib
 import secrets
 from typing import Any
 
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import Message, Receive, Scope
 
 from server import errors
 from server.errors import ApiError
 from server.telemetry import Telemetry
 
 JSON = "application/json"
+
+_DISCARD_MAX_S = 5
 
 
 class ClientLeft(Exception):
@@ -73,20 +77,18 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
             return b"".join(pieces)
 
 
-def request_ids(app: ASGIApp) -> ASGIApp:
-    """Middleware: a fresh `x-request-id` on every answer, which the SDKs show to their users."""
+async def discard_body(receive: Receive) -> None:
+    """Read on for a while behind a refusal: a connection closed with bytes unread loses the answer as well."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_MAX_S):
+            while (await receive()).get("more_body"):
+                pass
 
-    async def with_request_id(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{secrets.token_hex(16)}".encode()
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
-        await app(scope, receive, send_with_id)
-
-    return with_request_id
+async def add_request_id(message: Message, _: Scope) -> None:
+    """A fresh `x-request-id` on every answer, which the SDKs show to their users."""
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message["headers"], (b"x-request-id", f"req_{secrets.token_hex(16)}".encode())]
 
 
 def _encodable(value: str | None) -> str | None:
