@@ -124,7 +124,7 @@ def previous_response_not_found(response_id: str) -> ApiError:
 
 
 def lost_ancestor(response_id: str) -> ApiError:
-    message = f"The history is broken: the response before '{response_id}' is lost. Nothing was sent to the model."
+    message = f"The history is broken: the response before '{response_id}' is lost."
     return ApiError(500, message, type="server_error", param="previous_response_id")
 
 
