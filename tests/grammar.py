@@ -70,7 +70,8 @@ def assert_grammar(stream: bytes) -> list[dict[str, Any]]:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events if event["type"] in TERMINAL] == [types[-1]]
     assert types[-1] == f"response.{events[-1]['response']['status']}"
-    _assert_responses([event["response"] for event in events if "response" in event])
+    of_no_item = [event for event in events if "output_index" not in event]
+    _assert_responses([event["response"] for event in of_no_item if isinstance(event.get("response"), dict)])
     _assert_items(events)
     _assert_parts(events)
     return events
@@ -148,7 +149,7 @@ def _assert_items(events: list[dict[str, Any]]) -> None:
             assert event["item"]["id"] == announced[index]
             assert index not in done
             done[index] = event["item"]
-        elif "item_id" in event:
+        elif isinstance(event.get("item_id"), str):
             assert event["item_id"] == announced[index]
         assert event["type"] not in PART_EVENTS or index not in done
     assert all(announced)

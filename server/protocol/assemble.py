@@ -184,17 +184,20 @@ class Assembler:
         return self._pass_item(event, item, item.finished, is_done=True)
 
     def _take_within(self, event: StreamEvent) -> bytes:
-        item = self._find(event.item_id, event.output_index)
+        names_none = event.item_id is None and event.output_index is None
+        if names_none and event.type not in events.OF_AN_ITEM:
+            return self._take_of_no_item(event)
+        item = self._latest() if names_none else self._find(event.item_id, event.output_index)
         if item is None:
             # Of an item that was never announced a client can make nothing; the item itself comes when it is done.
-            return self._take_of_no_item(event) if event.item_id is None and event.output_index is None else b""
+            return b""
         announcement, changes = b"", {}
         if event.type in events.PART_EVENTS:
             if item.finished is not None:
                 return b""
-            part, is_unannounced = item.parts.place(event)
-            if is_unannounced and event.type in events.EMPTY_PARTS:
-                announcement = self._write_part(item, part, events.EMPTY_PARTS[event.type])
+            part, empty = item.parts.place(event)
+            if empty is not None:
+                announcement = self._write_part(item, part, empty)
             if part != event.content_index:
                 changes["content_index"] = raw.literal(part)
         if item.half_character or b"\\u" in event.data:
@@ -277,6 +280,9 @@ class Assembler:
         if by_id is not None:
             return by_id
         return by_index if by_index is not None and by_index.finished is None else None
+
+    def _latest(self) -> _OutputItem | None:
+        return next((item for item in self._items[-1:] if item.finished is None), None)
 
     def _finish(self, status: str, body: raw.Object) -> None:
         finished = [item.finished for item in self._items if item.finished is not None]

@@ -33,10 +33,13 @@ TEXT_DELTAS = frozenset({"response.output_text.delta", "response.refusal.delta",
 TEXT_DONES = frozenset({"response.output_text.done", "response.refusal.done", "response.reasoning_text.done"})
 PART_EVENTS = TEXT_DELTAS | TEXT_DONES | {PART_ADDED, PART_DONE, "response.output_text.annotation.added"}
 
+# Events that say nothing without an item; one that names none speaks of the latest.
+OF_AN_ITEM = PART_EVENTS | {"response.function_call_arguments.delta", "response.function_call_arguments.done"}
+
 # What announces a part of a message in which text comes unannounced: clients index the parts that they were told of.
 _EMPTY_TEXT = b'{"type":"output_text","text":"","annotations":[],"logprobs":[]}'
 _EMPTY_REFUSAL = b'{"type":"refusal","refusal":""}'
-EMPTY_PARTS = {
+_EMPTY_PARTS = {
     "response.output_text.delta": _EMPTY_TEXT,
     "response.output_text.done": _EMPTY_TEXT,
     "response.refusal.delta": _EMPTY_REFUSAL,
@@ -128,21 +131,25 @@ class Parts:
 
     def __init__(self) -> None:
         self._ours_by_sent: dict[int | None, int] = {}
+        self._announced: set[int] = set()
         self._count = 0
         self._is_open = False
 
-    def place(self, event: StreamEvent) -> tuple[int, bool]:
-        """Our content_index for one of PART_EVENTS, and whether it begins a part that was not announced."""
+    def place(self, event: StreamEvent) -> tuple[int, bytes | None]:
+        """Our content_index for one of PART_EVENTS, and the empty part that must be announced before it, if any."""
         sent = event.content_index
         is_late = event.type == PART_DONE and self._count > 0
-        is_unannounced = not (event.type == PART_ADDED or sent in self._ours_by_sent or self._is_open or is_late)
-        if event.type == PART_ADDED or is_unannounced:
+        if event.type == PART_ADDED or not (sent in self._ours_by_sent or self._is_open or is_late):
             self._ours_by_sent[sent] = self._count
             self._count += 1
             self._is_open = True
         if event.type == PART_DONE or event.type in TEXT_DONES:
             self._is_open = False
-        return self._ours_by_sent.setdefault(sent, self._count - 1), is_unannounced
+        ours = self._ours_by_sent.setdefault(sent, self._count - 1)
+        empty = None if ours in self._announced else _EMPTY_PARTS.get(event.type)
+        if event.type == PART_ADDED or empty is not None:
+            self._announced.add(ours)
+        return ours, empty
 
 
 def write(name: str, members: dict[str, bytes]) -> bytes:
