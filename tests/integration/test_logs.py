@@ -1,0 +1,178 @@
+"""What is said about turns in logs: ids, sizes and statuses, and no word of what was said in them (DESIGN 8)."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from server.mock import Reply
+from tests.application import (
+    CLIENT_API_KEY,
+    UPSTREAM_API_KEY,
+    Application,
+    both_modes,
+    function_call,
+    message,
+    reasoning,
+    reply,
+    running,
+)
+from tests.postgres import connected
+
+SECRET = "WORD-THAT-NO-LOG-MAY-HOLD"
+
+
+@pytest.fixture
+def library_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """All that the libraries below the server say, at level debug; not what the tests' own client does."""
+    caplog.set_level(logging.DEBUG)
+    for name in ("httpx", "httpcore", "openai"):
+        caplog.set_level(logging.CRITICAL, logger=name)
+    return caplog
+
+
+def _said(number: int) -> str:
+    return f"{SECRET}-{number}"
+
+
+def _asked(**members: Any) -> dict[str, Any]:
+    """A request that has a secret wherever a client may put one."""
+    sealed = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": _said(1)}],
+        "content": [{"type": "reasoning_text", "text": _said(2)}],
+        "encrypted_content": _said(3),
+    }
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": _said(4)}]},
+        sealed,
+        {"type": "function_call", "call_id": "call_0", "name": "f", "arguments": json.dumps({"k": _said(5)})},
+        {"type": "function_call_output", "call_id": "call_0", "output": _said(6)},
+        {"type": "x_unknown", "x": _said(7)},
+    ]
+    return {
+        "model": "m",
+        "input": items,
+        "instructions": _said(8),
+        "metadata": {"k": _said(9)},
+        "user": _said(10),
+        "x_unknown": _said(11),
+        "tools": [{"type": "function", "name": "f", "description": _said(12), "parameters": {}}],
+        **members,
+    }
+
+
+def _check(application: Application, library_log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Nothing secret is in any log. Returns the server's own lines."""
+    for text in (application.log, library_log.text, *map(repr, library_log.records)):
+        assert SECRET not in text
+        assert CLIENT_API_KEY not in text
+        assert UPSTREAM_API_KEY not in text
+    return [json.loads(line) for line in application.log.splitlines()]
+
+
+@both_modes
+async def test_turns_that_succeed(
+    library_log: pytest.LogCaptureFixture, emptied_database_url: str, stream: bool
+) -> None:
+    output = [
+        reasoning(_said(20), encrypted_content=_said(21), summary=[{"type": "summary_text", "text": _said(22)}]),
+        message(_said(23)),
+        function_call("f", json.dumps({"k": _said(24)})),
+    ]
+    replies = [reply(*output, stream=stream), reply(message(_said(25)), stream=stream)]
+    async with running(emptied_database_url, replies) as application:
+        headers = {"authorization": f"Bearer {CLIENT_API_KEY}", "cookie": SECRET}
+        answer = await application.post(_asked(stream=stream), **headers)
+        response_id = application.sent()["request_id"]
+        assert answer.status_code == 200
+        outputs = [{"type": "function_call_output", "call_id": "call_1", "output": _said(26)}]
+        await application.turn(input=outputs, previous_response_id=response_id, stream=stream)
+        await application.listed(response_id)
+        await application.http.get(f"/v1/responses/{response_id}")
+        await application.http.delete(f"/v1/responses/{response_id}")
+        lines = _check(application, library_log)
+        assert [line["event"] for line in lines] == ["turn_began", "turn_ended"] * 2
+        began, ended = lines[:2]
+        assert began["response_id"] == ended["response_id"] == response_id
+        assert (began["input_items"], began["history_items"], began["left_out_items"]) == (5, 0, 1)
+        assert (ended["status"], ended["output_items"], ended["stored"]) == ("completed", 3, True)
+        assert (lines[2]["previous_response_id"], lines[2]["history_items"]) == (response_id, 8)
+
+
+FAILURES: dict[str, tuple[Reply, dict[str, Any]]] = {
+    "refused": (
+        Reply(status=400, json={"error": {"message": SECRET, "type": SECRET, "param": "input", "code": SECRET}}),
+        {},
+    ),
+    "no JSON": (Reply(text=SECRET), {}),
+    "HTML": (Reply(status=502, text=f"<h1>{SECRET}</h1>"), {}),
+    "an error in the stream": (
+        Reply(sse=f'data: {{"type":"error","message":"{SECRET}","code":"{SECRET}"}}\n\n'),
+        {"stream": True},
+    ),
+    "a broken event": (Reply(sse=f"{(reply(stream=True).sse_chunks or [])[0]}data: {SECRET}\n\n"), {"stream": True}),
+    "a sealed item": (
+        Reply(),
+        {"input": [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET}]},
+    ),
+    "an unknown role": (Reply(), {"input": [{"role": SECRET, "content": SECRET}]}),
+    "a wrong type": (Reply(), {"temperature": SECRET}),
+    "a wrong choice": (Reply(), {"truncation": SECRET}),
+    "an unknown tool": (Reply(), {"tool_choice": {"type": "function", "name": SECRET}}),
+    "an unknown conversation": (Reply(), {"conversation": SECRET}),
+}
+
+
+@pytest.mark.parametrize(("answer", "members"), FAILURES.values(), ids=FAILURES)
+async def test_turns_that_fail(
+    library_log: pytest.LogCaptureFixture, application: Application, answer: Reply, members: dict[str, Any]
+) -> None:
+    application.mock.replies = [answer]
+    failed = await application.post(_asked(**members), authorization=f"Bearer {CLIENT_API_KEY}")
+    assert failed.status_code != 200 or b"response.failed" in failed.content
+    lines = _check(application, library_log)
+    # What is refused before the upstream is asked is told to the client alone.
+    assert [line["event"] for line in lines[1:]] in ([], ["turn_refused"], ["turn_ended"])
+
+
+async def test_a_body_that_cannot_be_read(library_log: pytest.LogCaptureFixture, application: Application) -> None:
+    for body in (f'{{"model":"m","input":"{SECRET}', f'{{"{SECRET}":1,"{SECRET}":2}}', f'["{SECRET}"]'):
+        assert (await application.post(body.encode())).status_code == 400
+    assert (await application.http.get(f"/v1/responses/{SECRET}?after={SECRET}")).status_code == 404
+    _check(application, library_log)
+
+
+@both_modes
+async def test_a_write_that_fails(
+    library_log: pytest.LogCaptureFixture, emptied_database_url: str, stream: bool
+) -> None:
+    """Drivers quote the values that they choke on: what is logged of their errors is where they came from."""
+    async with (
+        running(emptied_database_url, [reply(message(_said(30)), stream=stream)]) as application,
+        connected(emptied_database_url) as connection,
+    ):
+        # A mistake of ours, as it were: nothing that a client or an operator could do anything about.
+        await connection.execute("alter table items add constraint nothing_may_be_said check (body = '') not valid")
+        try:
+            answer = await application.post(_asked(stream=stream))
+        finally:
+            await connection.execute("alter table items drop constraint nothing_may_be_said")
+        told = json.loads(answer.content) if not stream else {}
+        assert answer.status_code == (200 if stream else 500)
+        assert stream or told["error"]["type"] == "server_error"
+        assert "nothing_may_be_said" not in answer.text
+        lines = _check(application, library_log)
+        [crash] = [line for line in lines if line["event"] == "turn_crashed"]
+        assert crash["level"] == "error"
+        assert crash["response_id"] == application.sent()["request_id"]
+        assert "server/store/database.py" in crash["frames"]
+
+
+async def test_a_database_without_the_schema(library_log: pytest.LogCaptureFixture, empty_database_url: str) -> None:
+    async with running(empty_database_url, [reply(message(_said(31)), stream=False)]) as application:
+        assert (await application.post(_asked())).status_code == 500
+        assert (await application.http.get(f"/v1/responses/{SECRET}")).status_code == 500
+        assert {line["event"] for line in _check(application, library_log)} >= {"turn_crashed", "request_crashed"}
