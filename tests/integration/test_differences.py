@@ -3,16 +3,13 @@
 `docs/compatibility.md` names a test for each difference; those that no other test shows are here.
 """
 
-import asyncio
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from server.mock import Reply
-from tests.application import UPSTREAM_API_KEY, Application, both_modes, function_call, message, reasoning, reply
-from tests.harness import until
+from tests.application import Application, both_modes, function_call, message, reasoning, reply
 
 
 def error_of(answer: httpx.Response) -> tuple[int, Any, Any]:
@@ -23,30 +20,6 @@ def error_of(answer: httpx.Response) -> tuple[int, Any, Any]:
     return answer.status_code, error["param"], error["code"]
 
 
-# --- routes
-
-
-async def test_a_living_server_says_so(application: Application) -> None:
-    for path in ("/healthz", "/health"):
-        answer = await application.http.get(path)
-        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-
-
-async def test_models_are_those_of_the_upstream(application: Application) -> None:
-    answer = await application.http.get("/v1/models", headers={"authorization": "Bearer of the client"})
-    [model] = answer.json()["data"]
-    assert (answer.status_code, model["id"]) == (200, "mock")
-    [asked] = application.mock.received
-    assert (asked.method, asked.path) == ("GET", "/v1/models")
-    assert asked.headers["authorization"] == f"Bearer {UPSTREAM_API_KEY}"
-
-
-async def test_an_unknown_path_and_a_wrong_method_are_told_apart(application: Application) -> None:
-    assert error_of(await application.http.get("/v1/nothing")) == (404, None, None)
-    for path in ("/v1/responses", "/v1/responses/resp_1", "/v1/responses/resp_1/input_items"):
-        assert error_of(await application.http.put(path, content=b"{}")) == (405, None, None)
-
-
 # --- not built yet
 
 
@@ -54,26 +27,6 @@ async def test_background_turns_are_refused(application: Application) -> None:
     answer = await application.post({"model": "m", "input": "a", "background": True})
     assert error_of(answer) == (400, "background", None)
     assert application.mock.posts == []
-
-
-async def test_a_stream_is_not_given_again(application: Application) -> None:
-    response = await application.turn(input="a")
-    answer = await application.http.get(f"/v1/responses/{response['id']}", params={"stream": "true"})
-    assert error_of(answer) == (400, "stream", None)
-
-
-async def test_a_finished_turn_cannot_be_cancelled(application: Application) -> None:
-    response = await application.turn(input="a")
-    answer = await application.http.post(f"/v1/responses/{response['id']}/cancel")
-    assert error_of(answer) == (400, None, None)
-    assert answer.json()["error"]["message"] == "Cannot cancel a synchronous response."
-    assert error_of(await application.http.post("/v1/responses/resp_unknown/cancel")) == (404, None, None)
-
-
-@pytest.mark.parametrize("operation", ["compact", "input_tokens"])
-async def test_operations_on_contexts_are_not_found(application: Application, operation: str) -> None:
-    answer = await application.http.post(f"/v1/responses/{operation}", json={"model": "m", "input": "a"})
-    assert error_of(answer) == (404, None, None)
 
 
 async def test_a_stored_prompt_is_not_found(application: Application) -> None:
@@ -245,29 +198,3 @@ async def test_tool_outputs_of_a_failed_turn_are_to_be_sent_again(application: A
         "function_call_output",
         "message",
     ]
-
-
-async def test_input_items_are_the_history_and_the_input(application: Application) -> None:
-    first = await application.turn(input="a")
-    second = await application.turn(input="b", previous_response_id=first["id"])
-    listed = await application.listed(second["id"])
-    assert [item["content"][0]["text"] for item in listed] == [
-        "a",
-        *(item["content"][0]["text"] for item in first["output"]),
-        "b",
-    ]
-    newest_first = (await application.http.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
-    assert newest_first == listed[::-1]
-
-
-async def test_a_turn_in_flight_is_unknown(application: Application) -> None:
-    application.mock.replies = [msgspec.structs.replace(reply(message("late"), stream=False), delay_ms=300)]
-    turn = asyncio.create_task(application.turn(input="a"))
-    await until(lambda: len(application.mock.posts) == 1)
-    # vLLM is told the id with the request, and a client never before its turn has ended or its stream begun.
-    response_id = application.sent()["request_id"]
-    assert (await application.http.get(f"/v1/responses/{response_id}")).status_code == 404
-    continued = await application.post({"model": "m", "input": "b", "previous_response_id": response_id})
-    assert error_of(continued) == (400, "previous_response_id", "previous_response_not_found")
-    assert (await turn)["id"] == response_id
-    assert (await application.http.get(f"/v1/responses/{response_id}")).status_code == 200
