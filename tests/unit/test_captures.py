@@ -103,7 +103,7 @@ def test_a_recorded_stream_gives_the_same_turn_byte_by_byte_and_at_random_cuts(c
 
     assert_same(range(1, len(received)))
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=5, deadline=None, database=None)
     @given(st.lists(st.integers(1, len(received) - 1), max_size=12))
     def at_random_cuts(cuts: list[int]) -> None:
         assert_same(cuts)
