@@ -132,6 +132,20 @@ def conversation_not_found(conversation_id: str) -> ApiError:
     return ApiError(404, f"Conversation with id '{conversation_id}' not found.")
 
 
+def conversation_locked() -> ApiError:
+    message = "Another process is currently operating on this conversation. Please retry in a few seconds."
+    return ApiError(400, message, param="conversation", code="conversation_locked")
+
+
+def lease_lost() -> ApiError:
+    message = "The turn took longer than its claim on the conversation could be kept. Nothing was added to it."
+    return ApiError(503, message, type="server_error", param="conversation")
+
+
+def listed_item_not_found(item_id: str) -> ApiError:
+    return ApiError(404, f"Item with id '{item_id}' not found.")
+
+
 def item_not_found(item_id: str) -> ApiError:
     message = (
         f"Item with id '{item_id}' not found. Items are not persisted when `store` is set to false. Try again with "

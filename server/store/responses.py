@@ -4,7 +4,7 @@ Bodies are bytes outside and text inside; the border is here. Nothing is ever re
 statement, and raises `errors.store_unavailable` when the database cannot be asked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -17,6 +17,8 @@ from server import errors
 from server.protocol.items import Item
 from server.store import sql
 from server.store.database import ConstraintViolated, Database
+from server.store.leases import Lease
+from server.store.rows import item_columns, items_of
 
 
 class Parent(Struct, frozen=True):
@@ -38,7 +40,10 @@ class History(Struct, frozen=True):
 
 
 class NewResponse(Struct, frozen=True, kw_only=True):
-    """A finished turn. `body` is the response object without its output; `items` are its input, then its output."""
+    """A finished turn. `body` is the response object without its output; `items` are its input, then its output.
+
+    `lease` is the one on the conversation that the turn was made in; with `is_appended` its items go to the end of it.
+    """
 
     tenant_id: int
     public_id: str
@@ -50,6 +55,8 @@ class NewResponse(Struct, frozen=True, kw_only=True):
     completed_at: datetime | None
     body: bytes
     items: Sequence[Item]
+    lease: Lease | None = None
+    is_appended: bool = False
 
 
 class StoredResponse(Struct, frozen=True):
@@ -75,36 +82,45 @@ class Responses:
         if rows is None:
             return None
         named = rows[-1]
-        turns = [_items(turn) for _, turn in groupby(rows, key=itemgetter(0))]
-        parent = Parent(id=named.response_id, root_id=named.root_id, depth=named.depth)
+        turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
+        parent = Parent(id=named.turn_id, root_id=named.root_id, depth=named.depth)
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
-    async def input_items(self, tenant_id: int, public_id: str) -> list[Item] | None:
+    async def inputitems_of(self, tenant_id: int, public_id: str) -> list[Item] | None:
         """All that `public_id` was made from, oldest first: its parent's history and its own input.
 
         A failed response has its input too. Raises `errors.lost_ancestor`.
         """
         rows = await self._walk(tenant_id, public_id, input_only=True)
-        return None if rows is None else _items(rows)
+        return None if rows is None else items_of(rows)
 
     async def get(self, tenant_id: int, public_id: str) -> StoredResponse | None:
         """The response, whatever its status."""
         rows = await self._database.run(sql.GET, {"tenant_id": tenant_id, "public_id": public_id})
         if not rows:
             return None
-        return StoredResponse(body=rows[0].body, output=_items(rows))
+        return StoredResponse(body=rows[0].body, output=items_of(rows))
 
     async def add(self, response: NewResponse) -> None:
         """Store a turn, whole or not at all; it is committed when this returns.
 
-        A parent that was deleted meanwhile is still a parent. Raises `errors.lost_ancestor` if its row is gone.
+        What is appended to a conversation frees it in the same statement. A parent that was deleted meanwhile is still
+        a parent. Raises `errors.lost_ancestor` if its row is gone, `errors.lease_lost` if the conversation is another's.
         """
+        statement = sql.ADD_IN_CONVERSATION if response.is_appended else sql.ADD
         try:
-            await self._database.run(sql.ADD, _columns(response))
+            rows = await self._database.run(statement, _columns(response))
         except ConstraintViolated as violation:
             if violation.name == "responses_parent_id_fkey":
                 raise errors.lost_ancestor(response.public_id) from violation
             raise
+        if not rows:
+            raise errors.lease_lost()
+
+    async def referenced(self, tenant_id: int, item_ids: Sequence[str]) -> dict[str, Item]:
+        """The items that these ids mean, by id: of several the newest that a client can still reach."""
+        rows = await self._database.run(sql.REFERENCED, {"tenant_id": tenant_id, "public_ids": list(item_ids)})
+        return {item.public_id: item for item in items_of(rows)}
 
     async def delete(self, tenant_id: int, public_id: str) -> bool:
         """Make a response unreachable, and say whether there was one. Its descendants keep their history."""
@@ -117,31 +133,13 @@ class Responses:
             return None
         oldest = rows[0]
         if oldest.depth != 0 or oldest.parent_id is not None:
-            [reached] = await self._database.run(sql.PUBLIC_ID, {"tenant_id": tenant_id, "id": oldest.response_id})
+            [reached] = await self._database.run(sql.PUBLIC_ID, {"tenant_id": tenant_id, "id": oldest.turn_id})
             raise errors.lost_ancestor(reached.public_id)
         return rows
 
 
-def _items(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
-    """The items of these rows, in order. A row without a public id is none: an empty turn, or a response's body."""
-    # By position: looking a column up by its name takes three times as long, on every item of every history.
-    return [
-        Item(
-            body=body,
-            public_id=public_id,
-            type=type_,
-            call_id=call_id,
-            is_output=is_output,
-            fidelity=fidelity,
-            issuer=issuer,
-        )
-        for _, public_id, type_, call_id, is_output, body, fidelity, issuer, *_ in rows
-        if public_id is not None
-    ]
-
-
 def _columns(response: NewResponse) -> dict[str, object]:
-    parent, items = response.parent, response.items
+    parent = response.parent
     return {
         "tenant_id": response.tenant_id,
         "public_id": response.public_id,
@@ -154,11 +152,8 @@ def _columns(response: NewResponse) -> dict[str, object]:
         "created_at": response.created_at,
         "completed_at": response.completed_at,
         "body": response.body.decode(),
-        "are_output": [str(item.is_output) for item in items],
-        "public_ids": [item.public_id for item in items],
-        "types": [item.type for item in items],
-        "call_ids": [item.call_id for item in items],
-        "bodies": [item.body.decode() for item in items],
-        "fidelities": [None if item.fidelity is None else item.fidelity.decode() for item in items],
-        "issuers": [item.issuer for item in items],
+        "conversation_id": response.lease.conversation_id if response.lease else None,
+        "conversation_version": response.lease.version if response.lease else None,
+        **({"lease_token": response.lease.token} if response.lease and response.is_appended else {}),
+        **item_columns(response.items),
     }

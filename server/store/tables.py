@@ -45,12 +45,25 @@ responses = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("completed_at", DateTime(timezone=True)),
     Column("deleted_at", DateTime(timezone=True)),
+    Column("conversation_id", BigInteger),
+    Column("conversation_version", BigInteger),
     PrimaryKeyConstraint("tenant_id", "id", postgresql_include=["parent_id", "depth", "status"]),
     UniqueConstraint("tenant_id", "public_id", name="responses_public_id_key"),
     ForeignKeyConstraint(
         ["tenant_id", "parent_id"], ["responses.tenant_id", "responses.id"], name="responses_parent_id_fkey"
     ),
+    ForeignKeyConstraint(
+        ["tenant_id", "conversation_id"],
+        ["conversations.tenant_id", "conversations.id"],
+        name="responses_conversation_id_fkey",
+    ),
     Index("responses_parent_id_idx", "tenant_id", "parent_id"),
+    Index(
+        "responses_conversation_id_idx",
+        "tenant_id",
+        "conversation_id",
+        postgresql_where=text("conversation_id is not null"),
+    ),
 )
 
 # The response object without its output, which is in the items.
@@ -69,13 +82,14 @@ response_bodies = Table(
     ),
 )
 
-# One row an item of the turn that brought it. Its public id is no key: clients mint ids, and upstreams reuse them.
+# One row an item of the turn that brought it, or of a conversation that it was added to, and then of no response. Its
+# public id is no key: clients mint ids, and upstreams reuse them.
 items = Table(
     "items",
     metadata,
     Column("tenant_id", BigInteger, nullable=False),
     Column("id", BigInteger, Identity(always=True), nullable=False),
-    Column("response_id", BigInteger, nullable=False),
+    Column("response_id", BigInteger),
     Column("position", Integer, nullable=False),
     Column("is_output", Boolean, nullable=False),
     _name("public_id"),
@@ -93,4 +107,46 @@ items = Table(
         ondelete="CASCADE",
     ),
     Index("items_public_id_idx", "tenant_id", "public_id", text("id desc")),
+)
+
+# `version` counts the changes of the list. `locked_by` is the token of the turn that has the lease until `locked_until`.
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    _name("public_id"),
+    Column("metadata", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("next_position", BigInteger, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("deleted_at", DateTime(timezone=True)),
+    _name("locked_by", nullable=True),
+    Column("locked_until", DateTime(timezone=True)),
+    PrimaryKeyConstraint("tenant_id", "id"),
+    UniqueConstraint("tenant_id", "public_id", name="conversations_public_id_key"),
+)
+
+# A link is in the list from `added_version` on, up to the version before `removed_version`; it is never deleted, so
+# that the history of every response stays what it was.
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("conversation_id", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("item_id", BigInteger, nullable=False),
+    Column("added_version", BigInteger, nullable=False),
+    Column("removed_version", BigInteger),
+    PrimaryKeyConstraint("tenant_id", "conversation_id", "position"),
+    ForeignKeyConstraint(
+        ["tenant_id", "conversation_id"],
+        ["conversations.tenant_id", "conversations.id"],
+        name="conversation_items_conversation_id_fkey",
+        ondelete="CASCADE",
+    ),
+    ForeignKeyConstraint(
+        ["tenant_id", "item_id"], ["items.tenant_id", "items.id"], name="conversation_items_item_id_fkey"
+    ),
+    Index("conversation_items_item_id_idx", "tenant_id", "item_id"),
 )
