@@ -1,30 +1,69 @@
-"""From what a request names to its context: the parent, its history, references, and the request's own items."""
+"""From what a request names to what it builds on: a parent or a conversation, and the items that it refers to."""
+
+from msgspec import Struct
 
 from server import errors
-from server.protocol.context import Context, whole
-from server.protocol.items import Item, parse_input
+from server.engine.claim import Claim
+from server.protocol.items import Input, Item
 from server.protocol.request import Request
+from server.store.conversations import Conversations
+from server.store.leases import Leases
 from server.store.responses import Parent, Responses
+from server.telemetry import Telemetry
 
 
-async def rehydrate(responses: Responses, tenant_id: int, request: Request) -> tuple[Parent | None, Context]:
-    """The response that the request continues, and its whole context; at most one read.
+class Past(Struct, frozen=True):
+    """What was before a turn: its turns, oldest first, and the parent or the claimed conversation they come from."""
 
-    Raises ApiError: 400 for bad items, an unknown previous response or a broken context, 404 for unknown references.
-    """
-    parsed = parse_input(request.input)
-    parent, turns = await _history(responses, tenant_id, request)
-    if parsed.references:
-        raise errors.item_not_found(parsed.references[0])
-    return parent, whole(turns, parsed)
+    turns: list[list[Item]]
+    parent: Parent | None = None
+    claim: Claim | None = None
 
 
-async def _history(responses: Responses, tenant_id: int, request: Request) -> tuple[Parent | None, list[list[Item]]]:
-    if request.conversation_id is not None:
-        raise errors.conversation_not_found(request.conversation_id)
-    if request.previous_response_id is None:
-        return None, []
-    history = await responses.history(tenant_id, request.previous_response_id)
-    if history is None:
-        raise errors.previous_response_not_found(request.previous_response_id)
-    return history.parent, history.turns
+class Histories:
+    """Where histories come from: responses, conversations, and the leases on these."""
+
+    def __init__(
+        self, responses: Responses, conversations: Conversations, leases: Leases, telemetry: Telemetry
+    ) -> None:
+        self._responses = responses
+        self._conversations = conversations
+        self._leases = leases
+        self._telemetry = telemetry
+
+    async def of(self, tenant_id: int, request: Request) -> Past:
+        """What the request builds on, in one read; whoever gets a claim must free it or use it up.
+
+        Raises ApiError: 400 for an unknown previous response or a locked conversation, 404 for an unknown one.
+        """
+        if request.conversation_id is not None:
+            return await self._conversation(tenant_id, request, request.conversation_id)
+        if request.previous_response_id is None:
+            return Past([])
+        history = await self._responses.history(tenant_id, request.previous_response_id)
+        if history is None:
+            raise errors.previous_response_not_found(request.previous_response_id)
+        return Past(history.turns, parent=history.parent)
+
+    async def _conversation(self, tenant_id: int, request: Request, conversation_id: str) -> Past:
+        if not request.store:
+            # Nothing will be appended, so that nobody need wait.
+            history = await self._conversations.history(tenant_id, conversation_id)
+            if history is None:
+                raise errors.conversation_not_found(conversation_id)
+            return Past(history.turns)
+        taken = await self._leases.take(tenant_id, conversation_id)
+        if taken is None:
+            raise errors.conversation_not_found(conversation_id)
+        lease, history = taken
+        return Past(history.turns, claim=Claim(self._leases, lease, self._telemetry))
+
+    async def resolved(self, tenant_id: int, parsed: Input) -> Input:
+        """The input with each reference replaced by the stored item that it means; raises ApiError 404."""
+        if not parsed.references:
+            return parsed
+        found = await self._responses.referenced(tenant_id, parsed.references)
+        for item_id in parsed.references:
+            if item_id not in found:
+                raise errors.item_not_found(item_id)
+        return parsed.resolved(found)

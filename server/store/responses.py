@@ -86,7 +86,7 @@ class Responses:
         parent = Parent(id=named.turn_id, root_id=named.root_id, depth=named.depth)
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
-    async def inputitems_of(self, tenant_id: int, public_id: str) -> list[Item] | None:
+    async def input_items(self, tenant_id: int, public_id: str) -> list[Item] | None:
         """All that `public_id` was made from, oldest first: its parent's history and its own input.
 
         A failed response has its input too. Raises `errors.lost_ancestor`.
