@@ -92,6 +92,16 @@ def string_too_long(param: str, maximum: int, got: int) -> ApiError:
     return ApiError(400, message, param=param, code="string_above_max_length")
 
 
+def array_too_long(param: str, maximum: int, got: int) -> ApiError:
+    message = f"Invalid '{param}': array too long. Expected at most {maximum} elements, but got {got} instead."
+    return ApiError(400, message, param=param, code="array_above_max_length")
+
+
+def array_too_short(param: str, minimum: int, got: int) -> ApiError:
+    message = f"Invalid '{param}': array too short. Expected at least {minimum} elements, but got {got} instead."
+    return ApiError(400, message, param=param, code="array_below_min_length")
+
+
 def nothing_to_answer() -> ApiError:
     message = "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided."
     return ApiError(400, message, param="input", code="missing_required_parameter")

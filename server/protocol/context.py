@@ -63,7 +63,7 @@ def whole(history: Sequence[list[Item]], request_input: Input) -> Context:
                 raise errors.repeated_item_id(item.public_id, "input")
     context = _answered([*history, request_input.items])
     _refuse_open_calls(context, request_input)
-    if not request_input.references and not any(context.turns):
+    if not any(context.turns):
         raise errors.nothing_to_answer()
     return context
 

@@ -38,6 +38,10 @@ def new_response_id() -> str:
     return f"resp_{secrets.token_hex(24)}"
 
 
+def new_conversation_id() -> str:
+    return f"conv_{secrets.token_hex(24)}"
+
+
 def new_item_id(item_type: str) -> str:
     """A fresh id with the prefix of the item's type; `item_` for a type that the contract does not name."""
     return f"{_PREFIXES.get(item_type, 'item')}_{secrets.token_hex(24)}"

@@ -4,13 +4,14 @@ What lives here opens an item to learn what must be known of it (type, ids) and 
 it came and never written again. A type that nobody knows is an item like any other (contract api.md 7).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from server import errors
 from server.protocol import ids, raw
 
+REFERENCE = "item_reference"
 ROLES = ("user", "assistant", "system", "developer")
 
 # What must be there, and be a string, for the item to mean anything (contract api.md 7).
@@ -46,24 +47,38 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """A request's input: its items, the ids that the client brought (not those minted here), and its references."""
+    """A request's input: its items, and the ids that the client brought (not those minted here).
+
+    A reference stands among the items under the id that it names, until it is resolved.
+    """
 
     items: list[Item]
     brought_ids: set[str]
-    references: list[str]
+
+    def references(self) -> list[str]:
+        return [item.public_id for item in self.items if item.type == REFERENCE]
+
+    def resolved(self, found: Mapping[str, Item]) -> "Input":
+        """The input with stored items in place of references: as they are, but no output of this turn."""
+        items = [
+            msgspec.structs.replace(found[item.public_id], is_output=False) if item.type == REFERENCE else item
+            for item in self.items
+        ]
+        return Input(items, self.brought_ids)
 
 
-def parse_input(text: bytes) -> Input:
+def parse_input(text: bytes, name: str = "input") -> Input:
     """The items of an `input`, in order; a string is one user message, and an empty one none.
 
-    Raises ApiError 400 with the path of the member at fault (`input[0].content[0].text`).
+    `name` is the member that holds them. Raises ApiError 400 with the path of the member at fault
+    (`input[0].content[0].text`).
     """
     if text.startswith(b'"'):
         items = [] if text == b'""' else [_spoken(text)]
-        return Input(items, set(), [])
-    parsed = Input([], set(), [])
+        return Input(items, set())
+    parsed = Input([], set())
     for number, element in enumerate(raw.elements(text)):
-        _add(parsed, element, f"input[{number}]")
+        _add(parsed, element, f"{name}[{number}]")
     return parsed
 
 
@@ -92,18 +107,15 @@ def _add(parsed: Input, element: bytes, param: str) -> None:
     # An empty id is none: some clients fill it in where they know no id, and none may go up (contract vllm.md 10).
     item_id = None if cut.get("id") == b'""' else _key_or_refuse(cut, "id", param)
     item_type = _key_or_refuse(cut, "type", param) or _type_of_untyped(cut, param)
-    if item_type == "item_reference":
-        if item_id is None:
-            raise errors.missing_parameter(f"{param}.id")
-        parsed.references.append(item_id)
-        return
+    if item_type == REFERENCE and item_id is None:
+        raise errors.missing_parameter(f"{param}.id")
     _judge(item_type, cut, param)
     call_id = _key_or_refuse(cut, "call_id", param)
     if item_type == "local_shell_call_output":
         # Its `id` is its call's (contract api.md 7); where it has a call_id as well, that one says so more plainly.
         call_id, item_id = call_id or item_id, None
     if item_id in parsed.brought_ids:
-        raise errors.repeated_item_id(item_id, "input")
+        raise errors.repeated_item_id(item_id, param.partition("[")[0])
     if item_id is not None:
         parsed.brought_ids.add(item_id)
     parsed.items.append(
@@ -115,7 +127,7 @@ def _type_of_untyped(cut: raw.Object, param: str) -> str:
     if cut.get("role") is not None:
         return "message"
     if [name for name, value in cut.members() if value != raw.NULL] == ["id"]:
-        return "item_reference"
+        return REFERENCE
     raise errors.missing_parameter(f"{param}.type")
 
 

@@ -181,11 +181,9 @@ def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
 
 
 def _id(place: _Place) -> bytes | None:
-    """An upstream's item is sent by the id that clients see, a client's by the one it brought (DESIGN 3, Ids)."""
-    if place.item.is_output:
-        return raw.literal(place.item.public_id)
-    brought = place.cut.get("id")
-    return brought if _has_text(brought) else None
+    """The id that clients see, unless it was only minted here to show a client's item by: that one never goes up."""
+    is_known = place.item.is_output or _has_text(place.cut.get("id"))
+    return raw.literal(place.item.public_id) if is_known else None
 
 
 def _has_text(value: bytes | None) -> bool:

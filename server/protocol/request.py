@@ -79,7 +79,8 @@ def parse(body: bytes, depth_max: int) -> Request:
     return request
 
 
-def _members(body: bytes, depth_max: int) -> dict[str, bytes]:
+def parse_object(body: bytes, depth_max: int) -> raw.Object:
+    """A body as a JSON object whose members come once each; raises ApiError 400."""
     try:
         raw.check(body, depth_max)
         cut = raw.Object(body)
@@ -87,6 +88,11 @@ def _members(body: bytes, depth_max: int) -> dict[str, bytes]:
         raise errors.malformed_json(str(malformed)) from None
     for name in cut.repeated:
         raise errors.duplicate_parameter(name if ids.is_usable(name) else "(unprintable)")
+    return cut
+
+
+def _members(body: bytes, depth_max: int) -> dict[str, bytes]:
+    cut = parse_object(body, depth_max)
     for name in ("model", "input"):
         if name not in cut.spans:
             raise errors.missing_parameter(name)
@@ -193,7 +199,7 @@ def _is_include(param: str, value: bytes) -> None:
         _one_of(INCLUDABLE)(f"{param}[{number}]", element)
 
 
-def _is_metadata(param: str, value: bytes) -> None:
+def check_metadata(param: str, value: bytes) -> None:
     """At most 16 pairs of strings; lengths are counted in characters. The param is `metadata` for every pair."""
     pairs = list(_object(param, value).members())
     if len(pairs) > METADATA_PAIRS_MAX:
@@ -315,7 +321,7 @@ _CHECKS: dict[str, Check] = {
     "text": _is_text,
     "reasoning": _is_reasoning,
     "truncation": _one_of(TRUNCATIONS),
-    "metadata": _is_metadata,
+    "metadata": check_metadata,
     "prompt_cache_key": _is_string,
     "safety_identifier": _is_string,
     "user": _is_string,

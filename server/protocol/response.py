@@ -137,6 +137,8 @@ def _ours(request: Request, response_id: str) -> dict[str, bytes]:
     if request.conversation_id is not None:
         ours["conversation"] = raw.render({"id": raw.literal(request.conversation_id)})
     ours["previous_response_id"] = raw.literal(request.previous_response_id)
+    if request.conversation_id is not None:
+        ours["conversation"] = raw.render({"id": raw.literal(request.conversation_id)})
     ours["store"] = raw.literal(request.store)
     ours["truncation"] = b'"disabled"'
     ours["tools"] = raw.array([_full_tool(tool) for tool in raw.elements(ours["tools"])])

@@ -1,0 +1,103 @@
+"""The routes under /v1/conversations."""
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+
+from server import errors
+from server.api import wire
+from server.api.responses import TENANT_ID
+from server.engine.conversations import ConversationEdits
+from server.protocol import ids, pages
+from server.protocol.conversation import conversation_object, deleted_conversation_object
+from server.protocol.shown import shown
+from server.store.conversations import Conversation
+
+AnyRequest = Request[Any, Any, Any]
+
+
+@post("/v1/conversations", status_code=200)
+async def create_conversation(request: AnyRequest) -> Response[bytes]:
+    return _shown(await _edits(request).create(TENANT_ID, await request.body()))
+
+
+@get("/v1/conversations/{conversation_id:str}")
+async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
+    return _shown(await _edits(request).get(TENANT_ID, _conversation_id(request)))
+
+
+@post("/v1/conversations/{conversation_id:str}", status_code=200)
+async def update_conversation(request: AnyRequest) -> Response[bytes]:
+    """The metadata is replaced whole."""
+    return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await request.body()))
+
+
+@delete("/v1/conversations/{conversation_id:str}", status_code=200)
+async def delete_conversation(request: AnyRequest) -> Response[bytes]:
+    conversation_id = _conversation_id(request)
+    await _edits(request).delete(TENANT_ID, conversation_id)
+    return wire.json_response(deleted_conversation_object(conversation_id))
+
+
+@post("/v1/conversations/{conversation_id:str}/items", status_code=200)
+async def add_items(request: AnyRequest) -> Response[bytes]:
+    items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await request.body())
+    return wire.json_response(pages.envelope(items, has_more=False))
+
+
+@get("/v1/conversations/{conversation_id:str}/items")
+async def list_items(request: AnyRequest) -> Response[bytes]:
+    query = request.query_params
+    page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
+    listed = await _edits(request).list_items(TENANT_ID, _conversation_id(request), page)
+    return wire.json_response(pages.envelope(listed.items, has_more=listed.has_more))
+
+
+@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
+async def retrieve_item(request: AnyRequest) -> Response[bytes]:
+    item = await _edits(request).get_item(TENANT_ID, _conversation_id(request), _item_id(request))
+    return wire.json_response(shown(item))
+
+
+@delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200)
+async def delete_item(request: AnyRequest) -> Response[bytes]:
+    """The answer is the conversation, as the SDKs expect (contract api.md 1, row 15)."""
+    return _shown(await _edits(request).remove_item(TENANT_ID, _conversation_id(request), _item_id(request)))
+
+
+ROUTES = [
+    create_conversation,
+    retrieve_conversation,
+    update_conversation,
+    delete_conversation,
+    add_items,
+    list_items,
+    retrieve_item,
+    delete_item,
+]
+
+
+def _shown(conversation: Conversation) -> Response[bytes]:
+    return wire.json_response(
+        conversation_object(conversation.public_id, conversation.metadata, conversation.created_at)
+    )
+
+
+def _conversation_id(request: AnyRequest) -> str:
+    """The id in the path; one that can't be any conversation's is unknown like any other."""
+    conversation_id: str = request.path_params["conversation_id"]
+    if not ids.is_usable(conversation_id):
+        raise errors.conversation_not_found("(unprintable)")
+    return conversation_id
+
+
+def _item_id(request: AnyRequest) -> str:
+    item_id: str = request.path_params["item_id"]
+    if not ids.is_usable(item_id):
+        raise errors.listed_item_not_found("(unprintable)")
+    return item_id
+
+
+def _edits(request: AnyRequest) -> ConversationEdits:
+    edits: ConversationEdits = request.app.state.conversations
+    return edits
