@@ -8,15 +8,20 @@ import msgspec
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
+from server.api import conversations as conversations_api
 from server.api import responses as responses_api
 from server.api import system as system_api
 from server.api import wire
 from server.config import Config
 from server.embedded import EmbeddedPostgres
+from server.engine.conversations import ConversationEdits
+from server.engine.history import Histories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.protocol import profile
 from server.store.database import Database, migrate
+from server.store.conversations import Conversations
+from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
 from server.upstream.client import UpstreamClient
@@ -32,7 +37,7 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
     """
     assert config.upstream is not None, "a server without an upstream is refused before it is made"
     return Litestar(
-        route_handlers=[*responses_api.ROUTES, *system_api.ROUTES],
+        route_handlers=[*responses_api.ROUTES, *conversations_api.ROUTES, *system_api.ROUTES],
         lifespan=[_lifespan(config, telemetry)],
         before_send=[wire.add_request_id],
         exception_handlers={
@@ -55,11 +60,13 @@ def _lifespan(
             database = await _open_database(config, opened)
             upstream = _open_upstream(config)
             opened.push_async_callback(upstream.close)
-            stored = Responses(database)
-            turns = _turns(config, telemetry, stored, upstream)
+            stored, conversations = Responses(database), Conversations(database)
+            histories = Histories(stored, conversations, Leases(database, config.lease_s), telemetry)
+            turns = _turns(config, telemetry, stored, histories, upstream)
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
+                "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
                 "responses": stored,
                 "telemetry": telemetry,
@@ -97,9 +104,12 @@ def _open_upstream(config: Config) -> UpstreamClient:
     )
 
 
-def _turns(config: Config, telemetry: Telemetry, stored: Responses, upstream: UpstreamClient) -> Turns:
+def _turns(
+    config: Config, telemetry: Telemetry, stored: Responses, histories: Histories, upstream: UpstreamClient
+) -> Turns:
     return Turns(
         stored,
+        histories,
         upstream,
         telemetry,
         upstream_name=UPSTREAM_NAME,

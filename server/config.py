@@ -98,6 +98,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     encrypted_only: Literal["refuse", "omit"] = "refuse"
     """Reasoning of which the upstream can read nothing: a 400, or left out of what the upstream gets."""
 
+    lease_s: Seconds = 30
+    """How long a turn's claim on its conversation outlives its process; a living turn renews it."""
+
     pool_size: Annotated[int, msgspec.Meta(ge=1)] = 8
     """Database connections kept open."""
     pgbouncer: bool = False

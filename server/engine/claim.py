@@ -14,17 +14,20 @@ class Claim:
         self.lease = lease
         self._leases = leases
         self._telemetry = telemetry
+        self._is_held = True
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
-    def use_up(self) -> None:
-        """The turn was appended, and the conversation is free with it."""
-        self._renewing.cancel()
+    async def free(self, *, is_used_up: bool = False) -> None:
+        """Give the conversation back, unless the turn's own write has. Once is enough.
 
-    async def free(self) -> None:
-        """Give the conversation back. Where the database can't be asked, the lease ends by time."""
-        if self._renewing.cancelling():
+        Where the database can't be asked, the lease ends by time.
+        """
+        if not self._is_held:
             return
+        self._is_held = False
         self._renewing.cancel()
+        if is_used_up:
+            return
         try:
             await self._leases.release(self.lease)
         except ApiError:

@@ -12,7 +12,6 @@ from server.protocol.items import Item
 from server.protocol.pages import PageRequest
 from server.store.conversations import Conversation, Conversations, ListedItems
 
-
 Found = TypeVar("Found")
 
 
@@ -35,9 +34,7 @@ class ConversationEdits:
     async def create(self, tenant_id: int, body: bytes) -> Conversation:
         asked = wire.parse_new_conversation(body, self._json_depth_max)
         items = await self._histories.resolved(tenant_id, asked.items)
-        made = Conversation(
-            public_id=ids.new_conversation_id(), metadata=asked.metadata, created_at=self._now()
-        )
+        made = Conversation(public_id=ids.new_conversation_id(), metadata=asked.metadata, created_at=self._now())
         await self._conversations.add(tenant_id, made, items.items)
         return made
 

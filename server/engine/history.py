@@ -19,6 +19,11 @@ class Past(Struct, frozen=True):
     parent: Parent | None = None
     claim: Claim | None = None
 
+    async def free(self, *, is_used_up: bool = False) -> None:
+        """Give up the claim, if there is one; it may be used up, and may have been given up before."""
+        if self.claim is not None:
+            await self.claim.free(is_used_up=is_used_up)
+
 
 class Histories:
     """Where histories come from: responses, conversations, and the leases on these."""
@@ -60,10 +65,11 @@ class Histories:
 
     async def resolved(self, tenant_id: int, parsed: Input) -> Input:
         """The input with each reference replaced by the stored item that it means; raises ApiError 404."""
-        if not parsed.references:
+        references = parsed.references()
+        if not references:
             return parsed
-        found = await self._responses.referenced(tenant_id, parsed.references)
-        for item_id in parsed.references:
+        found = await self._responses.referenced(tenant_id, references)
+        for item_id in references:
             if item_id not in found:
                 raise errors.item_not_found(item_id)
         return parsed.resolved(found)

@@ -12,18 +12,19 @@ from typing import Literal
 import msgspec
 
 from server import errors
-from server.engine.history import rehydrate
+from server.engine.history import Histories, Past
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
 from server.protocol import ids, raw, sse
 from server.protocol.assemble import Assembler, Outcome, assemble_body
-from server.protocol.context import Context
+from server.protocol.context import Context, whole
+from server.protocol.items import Input, parse_input
 from server.protocol.profile import Profile
 from server.protocol.replay import replay
 from server.protocol.request import Request, parse
 from server.protocol.response import ResponseObject
 from server.protocol.upstream_request import upstream_request
-from server.store.responses import NewResponse, Parent, Responses
+from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
 from server.upstream.client import UpstreamClient
 
@@ -45,7 +46,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: int
     response_id: str
     request: Request
-    parent: Parent | None
+    past: Past
     context: Context
     response: ResponseObject
     upstream_body: bytes
@@ -58,6 +59,7 @@ class Turns:
     def __init__(
         self,
         responses: Responses,
+        histories: Histories,
         upstream: UpstreamClient,
         telemetry: Telemetry,
         *,
@@ -68,6 +70,7 @@ class Turns:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._responses = responses
+        self._histories = histories
         self._upstream = upstream
         self._telemetry = telemetry
         self._upstream_name = upstream_name
@@ -79,7 +82,14 @@ class Turns:
 
     async def begin(self, tenant_id: int, body: bytes) -> Run:
         """Start the turn that a body asks for; raises ApiError where it can't be, before any network I/O."""
-        turn = await self._prepare(tenant_id, parse(body, self._limits.json_depth_max))
+        request = parse(body, self._limits.json_depth_max)
+        given = await self._histories.resolved(tenant_id, parse_input(request.input))
+        past = await self._histories.of(tenant_id, request)
+        try:
+            turn = self._prepared(tenant_id, request, past, given)
+        except BaseException:
+            await past.free()
+            raise
         run = Run(
             is_stream=turn.request.stream,
             on_leave=lambda run: self._client_left(turn, run),
@@ -88,6 +98,8 @@ class Turns:
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
+        # A task that is cancelled before its first step never takes it, and would leave its claim to expire.
+        await asyncio.sleep(0)
         return run
 
     async def close(self) -> None:
@@ -96,9 +108,10 @@ class Turns:
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
-    async def _prepare(self, tenant_id: int, request: Request) -> Turn:
-        parent, context = await rehydrate(self._responses, tenant_id, request)
-        decisions = replay(context, self._profile, "previous_response_id")
+    def _prepared(self, tenant_id: int, request: Request, past: Past, given: Input) -> Turn:
+        context = whole(past.turns, given)
+        history_param = "previous_response_id" if request.conversation_id is None else "conversation"
+        decisions = replay(context, self._profile, history_param)
         response_id = ids.new_response_id()
         copies = [decision.copy for decision in decisions if decision.copy is not None]
         upstream_body = upstream_request(request, response_id, copies, self._profile)
@@ -107,6 +120,7 @@ class Turns:
             "turn_began",
             response_id=response_id,
             previous_response_id=request.previous_response_id,
+            conversation_id=request.conversation_id,
             stream=request.stream,
             store=request.store,
             history_items=len(decisions) - len(context.turns[-1]),
@@ -118,7 +132,7 @@ class Turns:
             tenant_id=tenant_id,
             response_id=response_id,
             request=request,
-            parent=parent,
+            past=past,
             context=context,
             response=ResponseObject(request, response_id, lambda: int(self._now().timestamp())),
             upstream_body=upstream_body,
@@ -126,7 +140,8 @@ class Turns:
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
-        if turn.request.store and self._on_disconnect == "finish":
+        may_finish = turn.request.store and turn.request.conversation_id is None
+        if may_finish and self._on_disconnect == "finish":
             run.cancel_after(self._limits.detached_run_max_s)
         else:
             run.cancel()
@@ -139,6 +154,7 @@ class Turns:
             self._telemetry.warning(
                 "turn_refused", response_id=turn.response_id, status=refused.status, code=refused.code
             )
+            await turn.past.free()
             run.end(refused)
         else:
             run.end()
@@ -206,15 +222,21 @@ class Turns:
             await self._store(turn, assembler.outcome)
         except Exception as error:
             assembler.withdraw(self._told(error, turn).message)
+            await turn.past.free()
 
     async def _store(self, turn: Turn, outcome: Outcome) -> None:
+        """Commit the turn, and free its conversation with it or right after it."""
         ended_at = self._now()
         if turn.request.store:
+            claim = turn.past.claim
+            is_appended = claim is not None and outcome.status in ("completed", "incomplete")
             await self._responses.add(
                 NewResponse(
                     tenant_id=turn.tenant_id,
                     public_id=turn.response_id,
-                    parent=turn.parent,
+                    parent=turn.past.parent,
+                    lease=claim.lease if claim else None,
+                    is_appended=is_appended,
                     status=outcome.status,
                     model=turn.request.model,
                     upstream=self._upstream_name,
@@ -224,6 +246,7 @@ class Turns:
                     items=[*turn.context.turns[-1], *outcome.items],
                 )
             )
+            await turn.past.free(is_used_up=is_appended)
         self._telemetry.info(
             "turn_ended",
             response_id=turn.response_id,

@@ -43,14 +43,18 @@ def item_page(items: Sequence[Item], page: PageRequest) -> bytes:
         if not places:
             raise errors.cursor_not_found(page.after)
         start = places[0] + 1
-    chosen = ordered[start : start + page.limit]
+    return envelope(ordered[start : start + page.limit], has_more=start + page.limit < len(ordered))
+
+
+def envelope(items: Sequence[Item], *, has_more: bool) -> bytes:
+    """A list object of these items; an empty one has empty ids, which both SDKs take for the end."""
     return raw.render(
         {
             "object": b'"list"',
-            "data": raw.array([shown(item) for item in chosen]),
-            "first_id": raw.literal(chosen[0].public_id if chosen else ""),
-            "last_id": raw.literal(chosen[-1].public_id if chosen else ""),
-            "has_more": raw.literal(start + page.limit < len(ordered)),
+            "data": raw.array([shown(item) for item in items]),
+            "first_id": raw.literal(items[0].public_id if items else ""),
+            "last_id": raw.literal(items[-1].public_id if items else ""),
+            "has_more": raw.literal(has_more),
         }
     )
 

@@ -105,7 +105,7 @@ class Responses:
         """Store a turn, whole or not at all; it is committed when this returns.
 
         What is appended to a conversation frees it in the same statement. A parent that was deleted meanwhile is still
-        a parent. Raises `errors.lost_ancestor` if its row is gone, `errors.lease_lost` if the conversation is another's.
+        a parent. Raises `errors.lost_ancestor` if its row is gone, `errors.lease_lost` if the lease holds no longer.
         """
         statement = sql.ADD_IN_CONVERSATION if response.is_appended else sql.ADD
         try:

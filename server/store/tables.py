@@ -109,7 +109,7 @@ items = Table(
     Index("items_public_id_idx", "tenant_id", "public_id", text("id desc")),
 )
 
-# `version` counts the changes of the list. `locked_by` is the token of the turn that has the lease until `locked_until`.
+# `version` counts the changes of the list. `locked_by` is the token of the turn with the lease, until `locked_until`.
 conversations = Table(
     "conversations",
     metadata,
