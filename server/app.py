@@ -19,8 +19,8 @@ from server.engine.history import Histories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.protocol import profile
-from server.store.database import Database, migrate
 from server.store.conversations import Conversations
+from server.store.database import Database, migrate
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
