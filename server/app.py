@@ -42,6 +42,7 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
         before_send=[wire.add_request_id],
         exception_handlers={
             ApiError: wire.render_api_error,
+            wire.ClientLeft: wire.render_client_left,
             HTTPException: wire.render_http_exception,
             Exception: wire.render_crash,
         },

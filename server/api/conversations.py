@@ -18,7 +18,7 @@ AnyRequest = Request[Any, Any, Any]
 
 @post("/v1/conversations", status_code=200)
 async def create_conversation(request: AnyRequest) -> Response[bytes]:
-    return _shown(await _edits(request).create(TENANT_ID, await request.body()))
+    return _shown(await _edits(request).create(TENANT_ID, await _body(request)))
 
 
 @get("/v1/conversations/{conversation_id:str}")
@@ -29,7 +29,7 @@ async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
 @post("/v1/conversations/{conversation_id:str}", status_code=200)
 async def update_conversation(request: AnyRequest) -> Response[bytes]:
     """The metadata is replaced whole."""
-    return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await request.body()))
+    return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await _body(request)))
 
 
 @delete("/v1/conversations/{conversation_id:str}", status_code=200)
@@ -41,7 +41,7 @@ async def delete_conversation(request: AnyRequest) -> Response[bytes]:
 
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200)
 async def add_items(request: AnyRequest) -> Response[bytes]:
-    items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await request.body())
+    items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await _body(request))
     return wire.json_response(pages.envelope(items, has_more=False))
 
 
@@ -81,6 +81,10 @@ def _shown(conversation: Conversation) -> Response[bytes]:
     return wire.json_response(
         conversation_object(conversation.public_id, conversation.metadata, conversation.created_at)
     )
+
+
+async def _body(request: AnyRequest) -> bytes:
+    return await wire.read_body(request.scope, request.receive, request.app.state.body_bytes_max)
 
 
 def _conversation_id(request: AnyRequest) -> str:

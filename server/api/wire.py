@@ -57,6 +57,11 @@ def render_crash(request: Request[Any, Any, Any], exception: Exception) -> Respo
     return render_api_error(request, errors.internal())
 
 
+def render_client_left(request: Request[Any, Any, Any], _: ClientLeft) -> Response[bytes]:
+    """Nobody reads it, but the framework wants an answer."""
+    return render_api_error(request, errors.bad_request(400))
+
+
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     """The request's body. Raises ApiError 413 as soon as it is known to be too large, ClientLeft if it ends early."""
     declared = dict(scope["headers"]).get(b"content-length", b"")

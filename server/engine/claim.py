@@ -31,14 +31,17 @@ class Claim:
         try:
             await self._leases.release(self.lease)
         except ApiError:
-            self._telemetry.warning("lease_left_to_expire")
+            self._tell("lease_left_to_expire")
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._leases.lease_s / 3)
             try:
                 if not await self._leases.renew(self.lease):
-                    self._telemetry.warning("lease_lost")
+                    self._tell("lease_lost")
                     return
             except ApiError:
-                self._telemetry.warning("lease_not_renewed")
+                self._tell("lease_not_renewed")
+
+    def _tell(self, event: str) -> None:
+        self._telemetry.warning(event, conversation_id=self.lease.public_id)

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from server import errors
 from server.engine.history import Histories
-from server.protocol import conversation as wire
 from server.protocol import ids
+from server.protocol.conversation import parse_metadata, parse_new_conversation, parse_new_items
 from server.protocol.items import Item
 from server.protocol.pages import PageRequest
 from server.store.conversations import Conversation, Conversations, ListedItems
@@ -32,17 +32,17 @@ class ConversationEdits:
         self._now = now
 
     async def create(self, tenant_id: int, body: bytes) -> Conversation:
-        asked = wire.parse_new_conversation(body, self._json_depth_max)
-        items = await self._histories.resolved(tenant_id, asked.items)
+        asked = parse_new_conversation(body, self._json_depth_max)
+        given = await self._histories.resolved(tenant_id, asked.items)
         made = Conversation(public_id=ids.new_conversation_id(), metadata=asked.metadata, created_at=self._now())
-        await self._conversations.add(tenant_id, made, items.items)
+        await self._conversations.add(tenant_id, made, given.items)
         return made
 
     async def get(self, tenant_id: int, conversation_id: str) -> Conversation:
         return _found(await self._conversations.get(tenant_id, conversation_id), conversation_id)
 
     async def set_metadata(self, tenant_id: int, conversation_id: str, body: bytes) -> Conversation:
-        metadata = wire.parse_metadata(body, self._json_depth_max)
+        metadata = parse_metadata(body, self._json_depth_max)
         changed = await self._conversations.set_metadata(tenant_id, conversation_id, metadata)
         return _found(changed, conversation_id)
 
@@ -51,10 +51,10 @@ class ConversationEdits:
 
     async def add_items(self, tenant_id: int, conversation_id: str, body: bytes) -> list[Item]:
         """The items as they were added, in order."""
-        asked = wire.parse_new_items(body, self._json_depth_max)
-        items = (await self._histories.resolved(tenant_id, asked)).items
-        _found(await self._conversations.add_items(tenant_id, conversation_id, items) or None, conversation_id)
-        return items
+        asked = parse_new_items(body, self._json_depth_max)
+        given = await self._histories.resolved(tenant_id, asked)
+        _found(await self._conversations.add_items(tenant_id, conversation_id, given.items) or None, conversation_id)
+        return given.items
 
     async def list_items(self, tenant_id: int, conversation_id: str, page: PageRequest) -> ListedItems:
         listed = await self._conversations.items(
@@ -63,10 +63,7 @@ class ConversationEdits:
         return _found(listed, conversation_id)
 
     async def get_item(self, tenant_id: int, conversation_id: str, item_id: str) -> Item:
-        item = await self._conversations.item(tenant_id, conversation_id, item_id)
-        if item is None:
-            raise errors.listed_item_not_found(item_id)
-        return item
+        return _found(await self._conversations.item(tenant_id, conversation_id, item_id), conversation_id)
 
     async def remove_item(self, tenant_id: int, conversation_id: str, item_id: str) -> Conversation:
         changed = await self._conversations.remove_item(tenant_id, conversation_id, item_id)

@@ -51,7 +51,7 @@ class Run:
         self._cancelling = self._loop.call_later(delay_s, self.cancel)
 
     def close(self) -> None:
-        """The turn is made and is about to be stored: from here on it can't be cancelled."""
+        """The turn is made, or refused, and is about to be stored or let go: from here on it can't be cancelled."""
         self._is_closing = True
 
     def send(self, chunk: bytes) -> None:

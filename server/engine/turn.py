@@ -154,6 +154,8 @@ class Turns:
             self._telemetry.warning(
                 "turn_refused", response_id=turn.response_id, status=refused.status, code=refused.code
             )
+            # There is nothing left to cancel, and who frees the conversation must not be interrupted.
+            run.close()
             await turn.past.free()
             run.end(refused)
         else:

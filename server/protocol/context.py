@@ -62,7 +62,7 @@ def whole(history: Sequence[list[Item]], request_input: Input) -> Context:
             if item.public_id in request_input.brought_ids:
                 raise errors.repeated_item_id(item.public_id, "input")
     context = _answered([*history, request_input.items])
-    _refuse_open_calls(context, request_input)
+    _refuse_open_calls(context)
     if not any(context.turns):
         raise errors.nothing_to_answer()
     return context
@@ -94,7 +94,8 @@ def is_assistants(item: Item) -> bool:
     """Whether an item was made by a model: now, or in a history that the client keeps and sends inline."""
     if item.is_output or item.type == "reasoning" or item.type.endswith("_call"):
         return True
-    return item.type == "message" and raw.Object(item.body).string("role") == "assistant"
+    # A client's message always has a role: one without it was made by an upstream, and a reference stands for it.
+    return item.type == "message" and raw.Object(item.body).string("role") in ("assistant", None)
 
 
 def _answered(turns: list[list[Item]]) -> Context:
@@ -114,11 +115,13 @@ def _answered(turns: list[list[Item]]) -> Context:
     return Context(turns, answers, frozenset(answers.values()))
 
 
-def _refuse_open_calls(context: Context, request_input: Input) -> None:
-    """Raises ApiError 400 for a call without an output when more input follows than a model's own items."""
+def _refuse_open_calls(context: Context) -> None:
+    """Raises ApiError 400 for a call without an output when more follows than a model's own items.
+
+    The history too is judged anew: a conversation may have been edited since.
+    """
     items = context.items()
-    input_start = len(items) - len(request_input.items)
-    more = (position for position in range(len(items) - 1, input_start - 1, -1) if not is_assistants(items[position]))
+    more = (position for position in range(len(items) - 1, -1, -1) if not is_assistants(items[position]))
     last = next(more, -1)
     for position, item in enumerate(items[: max(last, 0)]):
         if item.type in _FAMILY_OF_CALL and position not in context.answered and not is_cut(item):

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from server import errors
-from server.protocol import raw
+from server.protocol import ids, raw
 from server.protocol.items import Item
 from server.protocol.shown import shown
 
@@ -31,6 +31,8 @@ def parse_page_request(limit: str | None, order: str | None, after: str | None) 
     """The page that query parameters ask for; raises ApiError 400 that names the parameter."""
     if order is not None and order not in ORDERS:
         raise errors.invalid_value("order", ORDERS)
+    if after and not ids.is_usable(after):
+        raise errors.cursor_not_found("(unprintable)")
     return PageRequest(_limit(limit), "asc" if order == "asc" else "desc", after or None)
 
 

@@ -127,8 +127,8 @@ def _decide_reasoning(place: _Place) -> Decision:
 
 def _decide_message(place: _Place) -> Decision:
     content = place.cut.get("content") or b"[]"
-    # An upstream that gives its message no role can mean only one.
-    if (place.cut.string("role") or ("assistant" if place.item.is_output else "user")) == "assistant":
+    # An upstream that gives its message no role can mean only one; a client's message always has one.
+    if place.cut.string("role") in ("assistant", None):
         return _decide_assistants(place, content)
     if all(_text(part) == b'""' for part in _parts(content)):
         return _left_out(place, "empty")

@@ -134,8 +134,6 @@ def _ours(request: Request, response_id: str) -> dict[str, bytes]:
     ours = {"id": raw.literal(response_id), "model": request.members["model"]}
     ours |= _DEFAULTS
     ours |= {name: value for name, value in request.members.items() if name not in _UPSTREAMS | _NOT_ECHOED}
-    if request.conversation_id is not None:
-        ours["conversation"] = raw.render({"id": raw.literal(request.conversation_id)})
     ours["previous_response_id"] = raw.literal(request.previous_response_id)
     if request.conversation_id is not None:
         ours["conversation"] = raw.render({"id": raw.literal(request.conversation_id)})

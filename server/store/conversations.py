@@ -19,8 +19,8 @@ from server.store import sql
 from server.store.database import Database
 from server.store.rows import item_columns, items_of
 
-# Each try means that somebody else's change was carried out, so that all of them failing is next to impossible.
-_TRIES_MAX = 20
+# Each try that fails means that somebody else's change was carried out; so many in a row, that the list is overrun.
+_TRIES_MAX = 100
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
@@ -95,15 +95,21 @@ class Conversations:
         return _conversation(row) if row is not None else None
 
     async def item(self, tenant_id: int, public_id: str, item_id: str) -> Item | None:
-        """The newest listed item of this id; None where the conversation or the item is unknown."""
+        """The listed item of this id; raises `errors.listed_item_not_found`."""
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "item_id": item_id}
-        items = items_of(await self._database.run(sql.FIND_ITEM, parameters))
+        rows = await self._database.run(sql.FIND_ITEM, parameters)
+        items = items_of(rows)
+        if rows and not items:
+            raise errors.listed_item_not_found(item_id)
         return items[0] if items else None
 
     async def items(
         self, tenant_id: int, public_id: str, *, limit: int, order: Literal["asc", "desc"], after: str | None
     ) -> ListedItems | None:
-        """At most `limit` items behind the one whose id is `after`; raises `errors.cursor_not_found`."""
+        """At most `limit` items behind the one whose id is `after`, which may have been removed meanwhile.
+
+        Raises `errors.cursor_not_found` for one that was never there.
+        """
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "after": after, "limit": limit + 1}
         rows = await self._database.run(sql.LIST_ITEMS[order], parameters)
         if not rows:

@@ -15,9 +15,10 @@ from server.store.database import Database
 
 
 class Lease(Struct, frozen=True):
-    """A claim on a conversation. `token` fences the turn's write."""
+    """A claim on a conversation, whose items were read at `version`. `token` fences the turn's write."""
 
     tenant_id: int
+    public_id: str
     conversation_id: int
     version: int
     token: str
@@ -47,7 +48,7 @@ class Leases:
             # Another turn ended between the statement's start and the lease: with the lease held, look again.
             rows = await self._database.run(sql.CONVERSATION_HISTORY, {"tenant_id": tenant_id, "public_id": public_id})
         history = history_of(rows)
-        return Lease(tenant_id, history.conversation_id, history.version, token), history
+        return Lease(tenant_id, public_id, history.conversation_id, history.version, token), history
 
     async def renew(self, lease: Lease) -> bool:
         """Whether the lease still holds, and now for `lease_s` more."""
