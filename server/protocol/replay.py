@@ -5,6 +5,7 @@ by itself. The copy of an item depends on the item, the items of its own turn an
 stands; so turn n+1 begins with turn n's bytes and the upstream's prefix cache keeps hitting.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,12 @@ from server.protocol import raw
 from server.protocol.context import Context, is_assistants, is_call, is_cut
 from server.protocol.items import Item
 from server.protocol.profile import Profile
+
+# Strings are matched whole, so that nothing is found within one. A null member goes with the comma before it; where it
+# was its object's first one, the comma after it is left over.
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRING_OR_NULL_MEMBER = re.compile(rb"(?:,\s*)?" + _STRING + rb"(?P<null>\s*:\s*null)?", re.DOTALL)
+_STRING_OR_LEADING_COMMA = re.compile(rb"(?P<string>" + _STRING + rb")|\{\s*,", re.DOTALL)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -212,16 +219,11 @@ def _text(part: raw.Object) -> bytes | None:
 
 
 def _without_nulls(value: bytes) -> bytes:
-    """A value without its null members, at any depth; the text as it came where it has none."""
+    """A value without its null members, at any depth; all else as it came, and in one pass however deep it is."""
     if value[:1] not in (b"[", b"{") or b"null" not in value:
         return value
-    if value.startswith(b"["):
-        elements = raw.elements(value)
-        cleaned = [_without_nulls(element) for element in elements]
-        return value if cleaned == elements else raw.array(cleaned)
-    members = dict(raw.Object(value).members())
-    kept = {name: _without_nulls(member) for name, member in members.items() if member != raw.NULL}
-    return value if kept == members else raw.render(kept)
+    cut = _STRING_OR_NULL_MEMBER.sub(lambda found: b"" if found["null"] else found[0], value)
+    return _STRING_OR_LEADING_COMMA.sub(lambda found: found["string"] or b"{", cut)
 
 
 _RULES: dict[str, Callable[[_Place], Decision]] = {
