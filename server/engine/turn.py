@@ -136,9 +136,7 @@ class Turns:
             await (self._stream(turn, run) if turn.request.stream else self._answer(turn, run))
         except Exception as error:
             refused = self._told(error, turn)
-            self._telemetry.warning(
-                "turn_refused", response_id=turn.response_id, status=refused.status, code=refused.code
-            )
+            self._warn("turn_refused", turn, refused)
             run.end(refused)
         else:
             run.end()
@@ -176,6 +174,7 @@ class Turns:
             failure = self._told(error, turn)
             if not run.has_begun:
                 raise failure from None
+            self._warn("stream_broken", turn, failure)
             assembler.fail(failure.message)
         if not run.has_begun and assembler.outcome is None:
             raise errors.upstream_broken("its stream ended before it began.")
@@ -205,7 +204,9 @@ class Turns:
         try:
             await self._store(turn, assembler.outcome)
         except Exception as error:
-            assembler.withdraw(self._told(error, turn).message)
+            failure = self._told(error, turn)
+            self._warn("turn_not_stored", turn, failure)
+            assembler.withdraw(failure.message)
 
     async def _store(self, turn: Turn, outcome: Outcome) -> None:
         ended_at = self._now()
@@ -239,3 +240,6 @@ class Turns:
             return error
         self._telemetry.crash("turn_crashed", error, response_id=turn.response_id)
         return errors.internal()
+
+    def _warn(self, event: str, turn: Turn, error: ApiError) -> None:
+        self._telemetry.warning(event, response_id=turn.response_id, status=error.status, code=error.code)

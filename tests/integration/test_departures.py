@@ -84,6 +84,17 @@ async def test_where_the_operator_says_so_a_turn_is_cancelled_with_its_client(
         assert [item["content"] for item in application.sent()["input"]] == ["Two"]
 
 
+async def test_a_client_of_a_stream_may_leave_before_the_upstream_has_begun(emptied_database_url: str) -> None:
+    silent = Reply(sse="", delay_ms=20_000)
+    async with running(emptied_database_url, [silent], on_disconnect="cancel") as application:
+        body = {"model": "m", "input": "One", "stream": True}
+        asking = asyncio.create_task(application.post(body))
+        await until(lambda: len(application.mock.posts) == 1)
+        asking.cancel()
+        await until(lambda: application.mock.posts[0].left)
+        await _until_stored(emptied_database_url, "cancelled")
+
+
 @both_modes
 async def test_an_unstored_turn_is_cancelled_with_its_client(emptied_database_url: str, stream: bool) -> None:
     async with running(emptied_database_url, [_in_two_parts(stream=stream, rest_ms=20_000)]) as application:

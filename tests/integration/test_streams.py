@@ -1,6 +1,7 @@
 """What a client of a stream receives: headers, order and numbers, and what keeps a silent stream alive."""
 
 import asyncio
+import re
 
 import msgspec
 import pytest
@@ -77,6 +78,9 @@ async def test_recorded_streams_keep_to_the_grammar_and_read_back_as_they_ended(
         assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
         kept = await application.http.get(f"/v1/responses/{final['id']}")
         assert kept.content in answer.content
+        # The upstream gave it a name of its own, which nobody may learn.
+        [own_id] = set(re.findall(rb'"id":"(resp_[^"]+)"', capture.received))
+        assert own_id not in answer.content
 
 
 def _event_lines(stream: bytes) -> list[bytes]:
