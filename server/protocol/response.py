@@ -63,6 +63,8 @@ _TOKEN_DETAILS = {
     "output_tokens_details": ("reasoning_tokens",),
 }
 
+# An integer of thousands of digits is legal JSON, and Python refuses to read one.
+_NUMBER_LENGTH_MAX = 32
 _MESSAGE_LENGTH_MAX = 500
 _CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|key[-_=: ]+)[\w.~+/=-]{6,}")
 
@@ -188,7 +190,8 @@ def _object(upstream: raw.Object | None, name: str) -> bytes | None:
 def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
     """A time in whole seconds; vLLM and others send floats, the contract wants integers."""
     value = upstream.get(name) if upstream else None
-    if value is None or raw.kind(value) not in ("an integer", "a number"):
+    is_number = value is not None and raw.kind(value) in ("an integer", "a number")
+    if value is None or not is_number or len(value) > _NUMBER_LENGTH_MAX:
         return None
     number = raw.decode(value)
     return raw.literal(int(number)) if 0 <= number < 2**53 else None

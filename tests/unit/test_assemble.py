@@ -492,6 +492,30 @@ def test_an_event_that_is_not_json_ends_the_turn_as_failed(data: bytes) -> None:
     assert bodies(result.outcome) == [THOUGHT]
 
 
+@pytest.mark.parametrize("place", range(len(whole_turn())))
+def test_an_event_too_deep_to_be_opened_leaves_no_gap(place: int) -> None:
+    """Wherever it comes: what was written before it is sent, so that no number is missing."""
+    events = whole_turn()
+    deep = frame(events[place] | {"item": "@", "response": "@"}).replace(b'"@"', b"[" * 600 + b"]" * 600)
+    result = turn(wire(events[:place]), deep, wire(events[place + 1 :]))
+    opens_it = "item" in events[place] or "response" in events[place]
+    assert result.types[-1] == ("failed" if opens_it else "completed")
+
+
+@pytest.mark.parametrize(
+    "member",
+    ['"created_at":@', '"completed_at":@', '"usage":{"input_tokens":@}', '"x":@', '"output":[{"type":"x","n":@}]'],
+)
+def test_a_number_of_thousands_of_digits_fails_nothing(member: str) -> None:
+    """Legal JSON, which Python refuses to read as an integer."""
+    ended = '{"type":"response.completed","sequence_number":@,"response":{' + member + "}}"
+    one = assembler()
+    one.feed(wire([created(), in_progress()]) + f"data: {ended}\n\n".replace("@", "9" * 5000).encode())
+    assert one.outcome is not None
+    assert one.outcome.status == "completed"
+    assert b"event: response.completed\n" in one.closing()
+
+
 def test_an_event_past_the_cap_ends_the_turn_as_failed() -> None:
     """B066, the other half: memory stays bounded, and what came in earlier chunks is kept."""
     events = whole_turn()
