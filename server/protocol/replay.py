@@ -5,7 +5,6 @@ by itself. The copy of an item depends on the item, the items of its own turn an
 stands; so turn n+1 begins with turn n's bytes and the upstream's prefix cache keeps hitting.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -16,12 +15,6 @@ from server.protocol import raw
 from server.protocol.context import Context, is_assistants, is_call, is_cut
 from server.protocol.items import Item
 from server.protocol.profile import Profile
-
-# Strings are matched whole, so that nothing is found within one. A null member goes with the comma before it; where it
-# was its object's first one, the comma after it is left over.
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_STRING_OR_NULL_MEMBER = re.compile(rb"(?:,\s*)?" + _STRING + rb"(?P<null>\s*:\s*null)?", re.DOTALL)
-_STRING_OR_LEADING_COMMA = re.compile(rb"(?P<string>" + _STRING + rb")|\{\s*,", re.DOTALL)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -183,7 +176,7 @@ def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
     for name in place.profile.item_members[place.item.type]:
         value = _id(place) if name == "id" else changes.get(name) or place.cut.get(name)
         if value is not None:
-            members[name] = _without_nulls(value)
+            members[name] = raw.without_null_members(value)
     return raw.render(members)
 
 
@@ -216,14 +209,6 @@ def _texts(parts: Iterable[raw.Object]) -> list[bytes]:
 def _text(part: raw.Object) -> bytes | None:
     text = part.get("text") or part.get("refusal")
     return text if text is not None and text.startswith(b'"') else None
-
-
-def _without_nulls(value: bytes) -> bytes:
-    """A value without its null members, at any depth; all else as it came, and in one pass however deep it is."""
-    if value[:1] not in (b"[", b"{") or b"null" not in value:
-        return value
-    cut = _STRING_OR_NULL_MEMBER.sub(lambda found: b"" if found["null"] else found[0], value)
-    return _STRING_OR_LEADING_COMMA.sub(lambda found: found["string"] or b"{", cut)
 
 
 _RULES: dict[str, Callable[[_Place], Decision]] = {

@@ -78,7 +78,7 @@ def _param(told: Mapping[str, Any]) -> str | None:
         return None
     # Behind the request's own path pydantic names the types of a union that it tried.
     path = _UNION_MEMBER.sub("", param.removeprefix("body."))
-    return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[0].isalpha() else None
+    return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[:1].isalpha() else None
 
 
 def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: str | None) -> str:
