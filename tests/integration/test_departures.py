@@ -140,11 +140,11 @@ async def test_half_a_request_is_no_turn(application: Application, emptied_datab
 # --- slow readers
 
 PIECE = b"x" * 100_000
-PIECES = 300
+PIECES = 200
 
 
 def _flood() -> Reply:
-    """Thirty megabytes in three hundred deltas."""
+    """Twenty megabytes in two hundred deltas."""
     whole = reply(message("Hi."), stream=True)
     frames = [frame.encode() for frame in whole.sse_chunks or []]
     at = next(place for place, frame in enumerate(frames) if b"output_text.delta" in frame)

@@ -372,5 +372,5 @@ async def test_an_upstreams_connection_is_used_again_and_a_stale_one_is_replaced
         async with running(emptied_database_url, upstream=url) as application:
             for _ in range(6):
                 assert (await application.turn(input="One"))["status"] == "completed"
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
     assert connections == 3
