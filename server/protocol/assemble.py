@@ -131,8 +131,8 @@ class Assembler:
         cut = events.opened(event)
         error = cut.get("error")
         if event.type or error is not None:
-            told = _object(error) or cut
-            self.fail(response.fit_to_tell(told.string("message") or cut.string("error")), told.string("code") or "")
+            told = self._response.told(_object(error) or cut)
+            self.fail(told["message"], told["code"])
 
     def _take_added(self, event: StreamEvent) -> None:
         cut = _object(events.opened(event).get("item"))
