@@ -13,7 +13,8 @@ PREFIXES = [
     ("web_search_call", "ws"), ("code_interpreter_call", "ci"), ("image_generation_call", "ig"), ("mcp_call", "mcp"),
     ("mcp_list_tools", "mcpl"), ("mcp_approval_request", "mcpr"), ("mcp_approval_response", "mcpa"),
     ("computer_call", "cu"), ("computer_call_output", "cuo"), ("local_shell_call", "lsh"), ("shell_call", "sh"),
-    ("apply_patch_call", "apc"), ("compaction", "cmp"), ("program", "prog"), ("local_shell_call_output", "lsho"), ("x_thing", "item"), ("", "item"),
+    ("apply_patch_call", "apc"), ("compaction", "cmp"), ("program", "prog"),
+    ("local_shell_call_output", "lsho"), ("x_thing", "item"), ("", "item"),
 ]  # fmt: skip
 
 
