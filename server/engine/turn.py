@@ -7,17 +7,18 @@ connection is held while the upstream works; the turn is committed before its bo
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from server import errors
-from server.engine.history import rehydrate
+from server.engine.history import past_of
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
 from server.protocol import ids, raw, sse
 from server.protocol.assemble import Assembler, Outcome, assemble_body
-from server.protocol.context import Context
+from server.protocol.context import whole
+from server.protocol.items import Input, Item, parse_input
 from server.protocol.profile import Profile
 from server.protocol.replay import replay
 from server.protocol.request import Request, parse
@@ -26,6 +27,11 @@ from server.protocol.upstream_request import upstream_request
 from server.store.responses import NewResponse, Parent, Responses
 from server.telemetry import Telemetry
 from server.upstream.client import UpstreamClient
+
+Result = TypeVar("Result")
+
+# About what is cut and copied in ten milliseconds.
+_ASIDE_BYTES_MIN = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +46,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may begin: nothing in it can be refused any more but by the upstream."""
+    """A turn that may begin: nothing in it can be refused any more but by the upstream.
+
+    It lives as long as the upstream works, so of a history it keeps the public ids alone, in `taken_ids`.
+    """
 
     tenant_id: int
     response_id: str
     request: Request
     parent: Parent | None
-    context: Context
+    input_items: list[Item]
+    taken_ids: set[str]
     response: ResponseObject
     upstream_body: bytes
     began_at: datetime
@@ -76,10 +86,16 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
+        self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes) -> Run:
         """Start the turn that a body asks for; raises ApiError where it can't be, before any network I/O."""
-        turn = await self._prepare(tenant_id, parse(body, self._limits.json_depth_max))
+        try:
+            turn = await self._prepare(tenant_id, body)
+        except ApiError as error:
+            log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
+            log("request_refused", status=error.status, code=error.code, param=error.param, cause=_cause(error))
+            raise
         run = Run(
             is_stream=turn.request.stream,
             on_leave=lambda run: self._client_left(turn, run),
@@ -91,18 +107,30 @@ class Turns:
         return run
 
     async def close(self) -> None:
-        """Cancel the turns in flight, and wait until each is stored as what it became."""
+        """End the turns in flight as failed, and wait until that is stored; no other can begin."""
+        self._is_stopping = True
         for run in self._runs.values():
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
-    async def _prepare(self, tenant_id: int, request: Request) -> Turn:
-        parent, context = await rehydrate(self._responses, tenant_id, request)
+    async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
+        if self._is_stopping:
+            raise errors.stopping()
+        request, given = await _aside(len(body), _parsed, body, self._limits.json_depth_max)
+        parent, history = await past_of(self._responses, tenant_id, request, given)
+        size = len(body) + sum(len(item.body) for turn in history for item in turn)
+        return await _aside(size, self._prepared, tenant_id, request, parent, history, given)
+
+    def _prepared(
+        self, tenant_id: int, request: Request, parent: Parent | None, history: list[list[Item]], given: Input
+    ) -> Turn:
+        context = whole(history, given)
         decisions = replay(context, self._profile, "previous_response_id")
         response_id = ids.new_response_id()
         copies = [decision.copy for decision in decisions if decision.copy is not None]
+        if not copies:
+            raise errors.nothing_to_answer()
         upstream_body = upstream_request(request, response_id, copies, self._profile)
-        began_at = self._now()
         self._telemetry.info(
             "turn_began",
             response_id=response_id,
@@ -119,10 +147,13 @@ class Turns:
             response_id=response_id,
             request=request,
             parent=parent,
-            context=context,
-            response=ResponseObject(request, response_id, lambda: int(self._now().timestamp())),
+            input_items=context.turns[-1],
+            taken_ids=context.public_ids(),
+            response=ResponseObject(
+                request, response_id, lambda: int(self._now().timestamp()), self._upstream.fit_to_tell
+            ),
             upstream_body=upstream_body,
-            began_at=began_at,
+            began_at=self._now(),
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -146,29 +177,32 @@ class Turns:
             reply = await self._upstream.create(turn.upstream_body, turn.request.model)
             outcome = self._assembled(turn, reply)
         except asyncio.CancelledError:
+            if self._is_stopping:
+                raise errors.stopping() from None
             outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
         run.close()
         await self._store(turn, outcome)
         run.send(outcome.shown())
 
     def _assembled(self, turn: Turn, reply: bytes) -> Outcome:
-        taken_ids = turn.context.public_ids()
         try:
             raw.check(reply, self._limits.json_depth_max)
-            return assemble_body(reply, turn.response, taken_ids=taken_ids, issuer=self._upstream_name)
+            return assemble_body(reply, turn.response, taken_ids=turn.taken_ids, issuer=self._upstream_name)
         except raw.Malformed:
             raise errors.upstream_broken("its reply is not a response.") from None
 
     async def _stream(self, turn: Turn, run: Run) -> None:
         assembler = Assembler(
             turn.response,
-            taken_ids=turn.context.public_ids(),
+            taken_ids=turn.taken_ids,
             issuer=self._upstream_name,
             event_bytes_max=self._limits.event_bytes_max,
         )
         try:
             await self._read(turn, run, assembler)
         except asyncio.CancelledError:
+            if self._is_stopping:
+                assembler.fail(errors.stopping().message)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
@@ -222,7 +256,7 @@ class Turns:
                     created_at=turn.began_at,
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
-                    items=[*turn.context.turns[-1], *outcome.items],
+                    items=[*turn.input_items, *outcome.items],
                 )
             )
         self._telemetry.info(
@@ -242,4 +276,23 @@ class Turns:
         return errors.internal()
 
     def _warn(self, event: str, turn: Turn, error: ApiError) -> None:
-        self._telemetry.warning(event, response_id=turn.response_id, status=error.status, code=error.code)
+        self._telemetry.warning(
+            event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
+        )
+
+
+def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:
+    request = parse(body, depth_max)
+    return request, parse_input(request.input)
+
+
+async def _aside(size_bytes: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do pure work, in a thread where it is so much that every other turn would have to wait for it."""
+    if size_bytes <= _ASIDE_BYTES_MIN:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+def _cause(error: ApiError) -> str | None:
+    """The type of what went wrong underneath, for the log."""
+    return type(error.__cause__).__name__ if error.__cause__ else None

@@ -64,6 +64,10 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._transport.aclose()
 
+    def fit_to_tell(self, message: object) -> str | None:
+        """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
+        return errors.fit_to_tell(message, self._api_key)
+
     async def create(self, body: bytes, model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
         async with self._in_time(self._reply_timeout_s), self._send("POST", "/responses", body, model) as response:
@@ -163,12 +167,12 @@ async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except httpx.ConnectError:
-        raise errors.upstream_unreachable() from None
+    except httpx.ConnectError as error:
+        raise errors.upstream_unreachable() from error
     except httpx.TimeoutException as error:
-        raise _named_fault(error.__cause__) from None
-    except httpx.HTTPError:
-        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from None
+        raise _named_fault(error.__cause__) from error.__cause__
+    except httpx.HTTPError as error:
+        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from error
 
 
 def _named_fault(cause: BaseException | None) -> ApiError:

@@ -112,14 +112,35 @@ async def test_a_turn_without_its_client_has_its_time(emptied_database_url: str,
         await _until_stored(emptied_database_url, "cancelled")
 
 
-async def test_a_turn_in_flight_is_stored_as_cancelled_when_the_server_stops(emptied_database_url: str) -> None:
+async def test_a_turn_in_flight_is_stored_as_failed_when_the_server_stops(emptied_database_url: str) -> None:
     async with running(emptied_database_url, [_in_two_parts(stream=True, rest_ms=20_000)]) as application:
         await _leave_early(application, stream=True)
         mock = application.mock
         assert mock.posts[0].left is False
     assert mock.posts[0].left is True
     [row] = (await stored_rows(emptied_database_url))["responses"]
-    assert row["status"] == "cancelled"
+    assert row["status"] == "failed"
+
+
+@both_modes
+async def test_a_client_that_waits_is_told_that_the_server_stops(emptied_database_url: str, stream: bool) -> None:
+    """The stream ends by its terminal event, the JSON reply is one that the SDKs send again."""
+    async with running(emptied_database_url, [_in_two_parts(stream=stream, rest_ms=20_000)]) as application:
+        body = {"model": "m", "input": "One", "stream": stream}
+        waiting = asyncio.ensure_future(application.http.post("/v1/responses", json=body))
+        await until(lambda: bool(application.mock.posts))
+        await asyncio.sleep(0.1)
+        await application.end_turns()
+        reply = await waiting
+        refused = await application.http.post("/v1/responses", json=body)
+    assert refused.status_code == 503
+    if stream:
+        terminal, done = reply.text.strip().split("\n\n")[-2:]
+        assert terminal.startswith("event: response.failed\n")
+        assert "The server is stopping." in terminal
+        assert done == "data: [DONE]"
+    else:
+        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "The server is stopping.")
 
 
 async def test_half_a_request_is_no_turn(application: Application, emptied_database_url: str) -> None:
