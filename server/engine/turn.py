@@ -175,7 +175,7 @@ class Turns:
     async def _answer(self, turn: Turn, run: Run) -> None:
         try:
             reply = await self._upstream.create(turn.upstream_body, turn.request.model)
-            outcome = self._assembled(turn, reply)
+            outcome = assemble_body(reply, turn.response, taken_ids=turn.taken_ids, issuer=self._upstream_name)
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise errors.stopping() from None
@@ -183,13 +183,6 @@ class Turns:
         run.close()
         await self._store(turn, outcome)
         run.send(outcome.shown())
-
-    def _assembled(self, turn: Turn, reply: bytes) -> Outcome:
-        try:
-            raw.check(reply, self._limits.json_depth_max)
-            return assemble_body(reply, turn.response, taken_ids=turn.taken_ids, issuer=self._upstream_name)
-        except raw.Malformed:
-            raise errors.upstream_broken("its reply is not a response.") from None
 
     async def _stream(self, turn: Turn, run: Run) -> None:
         assembler = Assembler(
@@ -225,12 +218,15 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
-        async with self._upstream.stream(turn.upstream_body, turn.request.model) as chunks:
+        async with self._upstream.stream(turn.upstream_body, turn.request.model) as reply:
             with heartbeat:
-                async for chunk in chunks:
+                if reply.is_json:
+                    run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))
+                    return
+                async for chunk in reply.chunks:
                     run.send(assembler.feed(chunk))
                     if assembler.outcome is not None:
-                        break
+                        return
 
     async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
         """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""
@@ -272,6 +268,8 @@ class Turns:
         """What a client is told of an exception: an ApiError as it is, of another one only that there was one."""
         if isinstance(error, ApiError):
             return error
+        if isinstance(error, raw.Malformed):
+            return errors.upstream_broken("its reply is not a response.")
         self._telemetry.crash("turn_crashed", error, response_id=turn.response_id)
         return errors.internal()
 

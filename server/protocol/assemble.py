@@ -63,6 +63,18 @@ class Assembler:
                 self._take(frame)
         return self._written()
 
+    def take_body(self, body: bytes) -> bytes:
+        """What the client gets for a whole reply where a stream was asked for; the turn has ended with it.
+
+        Raises raw.Malformed where the reply is not a response object that has ended.
+        """
+        upstream, status, elements = _ended_response(body)
+        self._started_as(upstream)
+        self._open()
+        self._reconcile(elements)
+        self._finish(status, self._response.ended(upstream, status, None))
+        return self._written()
+
     def end(self) -> None:
         """The upstream's bytes have ended; without a terminal event the turn has failed (contract vllm.md 0.5)."""
         self.fail("The model server's stream ended before the response was finished.")
@@ -166,21 +178,20 @@ class Assembler:
         else:
             self._take_of_no_item(event)
             return
-        # Of an item that was never announced a client can make nothing; the item itself comes when it is done.
-        if item is not None:
+        # Of an item that was never announced a client can make nothing; the item itself comes when it is done. And of
+        # one that is done there is nothing more to say.
+        if item is not None and item.finished is None:
             self._take_of_item(event, item)
 
     def _take_of_item(self, event: StreamEvent, item: OutputItem) -> None:
         changes: dict[str, bytes] = {}
         if event.type in events.PART_EVENTS:
-            if item.finished is not None:
-                return
             part, empty = item.parts.place(event)
             if empty is not None:
                 self._write_part(item, part, empty)
             if part != event.content_index:
                 changes["content_index"] = raw.literal(part)
-        if item.half_character or b"\\u" in event.data:
+        if item.half_characters or b"\\u" in event.data:
             changes |= _joined_halves(event, item)
         self._pass(event, changes, item)
 
@@ -198,10 +209,11 @@ class Assembler:
         if status not in events.STATUS_OF_TERMINAL.values():
             status = events.STATUS_OF_TERMINAL[event.type]
         self._reconcile([raw.Object(text) for text in _elements(upstream.get("output")) if text.startswith(b"{")])
-        if status in ("completed", "incomplete"):
-            self._finish_open_items()
         if status == "cancelled":
             self.fail("The model server cancelled the response.")
+        elif status != "failed" and self._output.has_open_items():
+            # Nobody can say what became of it: the text of its deltas is no item, and the item announced has no text.
+            self.fail("The model server ended the response without an item that it had begun.")
         else:
             self._finish(status, self._response.ended(upstream, status, None))
 
@@ -212,12 +224,6 @@ class Assembler:
                 self._present(element, None)
             elif item.finished is None:
                 self._finish_item(item, element)
-
-    def _finish_open_items(self) -> None:
-        """openai-python refuses a completed response that leaves an announced item open."""
-        for item in self._output.items:
-            if item.finished is None:
-                self._finish_item(item, item.announced)
 
     def _present(self, cut: raw.Object, sent_index: int | None) -> None:
         """An item that comes whole, without having been announced."""
@@ -295,26 +301,36 @@ _TAKERS: dict[str, Callable[[Assembler, StreamEvent], None]] = {
 def assemble_body(body: bytes, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str) -> Outcome:
     """The turn in a whole JSON reply, as `Assembler` would have it.
 
-    Raises raw.Malformed where the reply is not a response object that has ended; `body` is a checked text.
+    Raises raw.Malformed where the reply is not a response object that has ended.
     """
-    upstream = raw.Object(body)
-    elements = upstream.get("output")
-    status = upstream.string("status") or "completed"
-    if elements is None or status not in events.TERMINAL_OF_STATUS:
-        raise raw.Malformed("it is not a response that has ended")
+    upstream, status, elements = _ended_response(body)
     output = Output(taken_ids, issuer)
-    for element in map(raw.Object, raw.elements(elements)):
+    for element in elements:
         output.finish(output.announce(element, None), element)
     return Outcome(status=status, body=response_object.ended(upstream, status, None), items=output.finished())
+
+
+def _ended_response(body: bytes) -> tuple[raw.Object, str, list[raw.Object]]:
+    """A whole reply, its status and its output; raises raw.Malformed where it is none."""
+    raw.check(body, events.DEPTH_MAX)
+    upstream = raw.Object(body)
+    output = upstream.get("output")
+    status = upstream.string("status") or "completed"
+    if output is None or status not in events.TERMINAL_OF_STATUS:
+        raise raw.Malformed("it is not a response that has ended")
+    return upstream, status, [raw.Object(element) for element in raw.elements(output)]
 
 
 def _joined_halves(event: StreamEvent, item: OutputItem) -> dict[str, bytes]:
     """A delta that neither begins nor ends within a character: a first half waits for the second (inspect_ai#3802)."""
     delta = events.opened(event).get("delta") if event.type.endswith(".delta") else None
     if delta is None or not delta.startswith(b'"'):
-        item.half_character = b""
         return {}
-    whole, item.half_character = raw.split_high_surrogate(raw.joined([b'"' + item.half_character + b'"', delta]))
+    text = (event.type, event.content_index)
+    first_half = item.half_characters.pop(text, b"")
+    whole, half = raw.split_high_surrogate(raw.joined([b'"' + first_half + b'"', delta]))
+    if half:
+        item.half_characters[text] = half
     return {} if whole == delta else {"delta": whole}
 
 

@@ -56,7 +56,7 @@ RENAMED = {
 }
 
 # What an event wraps around an item comes on top of what a request may nest (`json_depth_max` is 500 at most).
-_DEPTH_MAX = 512
+DEPTH_MAX = 512
 _INTEGER_DIGITS_MAX = 15
 
 
@@ -98,7 +98,7 @@ def read(frame: sse.Event) -> StreamEvent:
         head = _read_slowly(data)
     if not data.isascii():
         # msgspec looks at the strings that it reads, not at those that it skips.
-        raw.check(data, _DEPTH_MAX)
+        raw.check(data, DEPTH_MAX)
     sent_type = head.type
     name = sent_type or frame.name.decode("utf-8", "replace")
     # A name with a line break or a surrogate can't be written into a frame.
@@ -108,7 +108,7 @@ def read(frame: sse.Event) -> StreamEvent:
 
 def opened(event: StreamEvent) -> raw.Object:
     """The event cut into its members, for what the five do not tell; raises raw.Malformed where it is too deep."""
-    raw.check(event.data, _DEPTH_MAX)
+    raw.check(event.data, DEPTH_MAX)
     return raw.Object(event.data)
 
 
@@ -119,7 +119,7 @@ def write(name: str, members: dict[str, bytes]) -> bytes:
 
 def _read_slowly(data: bytes) -> _Head:
     """The five members of an event in which one has a wrong type, or that holds a lone surrogate."""
-    raw.check(data, _DEPTH_MAX)
+    raw.check(data, DEPTH_MAX)
     cut = raw.Object(data)
     return _Head(
         type=cut.string("type"),

@@ -51,18 +51,20 @@ class Parts:
 
 
 class OutputItem:
-    """One item on its way: its place and ids in both streams. `finished` is the item itself, once it is done."""
+    """One item on its way: its place and ids in both streams. `finished` is the item itself, once it is done.
+
+    `half_characters` are the first halves of surrogate pairs that wait for the second, by the text they are of.
+    """
 
     def __init__(self, index: int, public_id: str, announced: raw.Object, sent_index: int | None) -> None:
         self.index = index
         self.public_id = public_id
-        self.announced = announced
         self.type = announced.string("type")
         self.sent_id = announced.string("id")
         self.sent_index = sent_index
         self.finished: Item | None = None
         self.parts = Parts()
-        self.half_character = b""
+        self.half_characters: dict[tuple[str, int | None], bytes] = {}
 
     def is_announced_by(self, sent_id: str | None, sent_index: int | None) -> bool:
         """Whether an `added` with these announces once more what is still on its way."""
@@ -110,6 +112,9 @@ class Output:
 
     def finished(self) -> list[Item]:
         return [item.finished for item in self.items if item.finished is not None]
+
+    def has_open_items(self) -> bool:
+        return any(item.finished is None for item in self.items)
 
     def find(self, sent_id: str | None, sent_index: int | None) -> OutputItem | None:
         """The item that an upstream speaks of: that of its index if the ids agree, else that of its id.

@@ -643,11 +643,49 @@ def test_two_items_of_a_type_with_new_ids_are_matched_in_order() -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
-def test_an_item_that_is_never_done_is_closed_as_it_was_announced(status: str) -> None:
-    """openai-python refuses a completed response that leaves an announced item open."""
+def test_a_turn_that_leaves_an_item_unfinished_has_failed(status: str) -> None:
+    """What was streamed of it is no item, and as it was announced it has no text: neither may pass for an answer."""
     result = accepted(numbered([created(), in_progress(), *thought(0), *answer(1)[:-1], terminal(status)]))
-    assert result.types[-2:] == ["output_item.done", status]
-    assert bodies(result.outcome) == [THOUGHT, ANSWER | {"content": [], "status": "in_progress"}]
+    assert result.types[-1] == "failed"
+    assert result.outcome.status == "failed"
+    assert bodies(result.outcome) == [THOUGHT]
+
+
+def test_nothing_is_said_of_an_item_that_is_done() -> None:
+    late = within("function_call_arguments.delta", index=0, item=CALL, delta="{")
+    result = accepted(numbered([created(), in_progress(), *call(0), late, terminal(output=[CALL])]))
+    assert result.types[-2:] == ["output_item.done", "completed"]
+
+
+def test_half_a_character_waits_for_the_other_half_of_its_own_text() -> None:
+    """A summary that begins in between gets none of it (the halves of case B103, with another delta between)."""
+    say = functools.partial(within, index=0, item=ANSWER)
+    first = frame(say("output_text.delta", content_index=0, delta="@", logprobs=[])).replace(b"@", rb"\ud83d")
+    other = wire([say("reasoning_summary_text.delta", summary_index=0, delta="Q")])
+    second = frame(say("output_text.delta", content_index=0, delta="@", logprobs=[])).replace(b"@", rb"\ude42")
+    last = wire([done(0, ANSWER), terminal(output=[ANSWER])])
+    result = turn(wire([created(), in_progress(), *answer(0)[:2]]), first, other, second, last)
+    assert [event["delta"] for event in result.of_type("output_text.delta")] == ["", "\U0001f642"]
+    assert [event["delta"] for event in result.of_type("reasoning_summary_text.delta")] == ["Q"]
+
+
+def test_a_whole_reply_in_place_of_a_stream_is_told_as_one() -> None:
+    """Some servers answer `stream: true` by one JSON body (case B079)."""
+    reply = json.dumps({"id": "u1", "status": "completed", "output": [THOUGHT, ANSWER, CALL]}).encode()
+    one = assembler()
+    stream = one.take_body(reply)
+    assert one.outcome is not None
+    result = Turn(stream, assert_grammar(stream + one.closing()), one.outcome)
+    assert_openai_accepts(result.events)
+    assert result.types == [
+        "created",
+        "in_progress",
+        *["output_item.added", "output_item.done"] * 3,
+        "completed",
+    ]
+    assert bodies(result.outcome) == [THOUGHT, ANSWER, CALL]
+    with pytest.raises(raw.Malformed):
+        assembler().take_body(b'{"error":{"message":"x"}}')
 
 
 def test_an_item_that_is_never_done_in_a_failed_turn_is_not_kept() -> None:
