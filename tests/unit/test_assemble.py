@@ -1079,7 +1079,7 @@ def broken_turns(draw: st.DrawFn) -> list[Event]:
 
 
 @given(broken_turns(), st.integers(0, 25))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400, derandomize=True)
 def test_no_upstream_breaks_the_clients_grammar(events: list[Event], opened_at: int) -> None:
     one = assembler(taken_ids={"fc_1"})
     stream = b""
@@ -1093,7 +1093,7 @@ def test_no_upstream_breaks_the_clients_grammar(events: list[Event], opened_at: 
 
 
 @given(st.binary(max_size=200), st.integers(0, 4000), st.integers(0, 300))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, derandomize=True)
 def test_no_bytes_break_the_clients_grammar(noise: bytes, place: int, lost: int) -> None:
     stream = wire(whole_turn())
     turn(stream[:place] + noise + stream[place + lost :])
