@@ -241,6 +241,8 @@ def _upstream(spelled: str, value: str) -> str:
     parts = urlsplit(value)
     if parts.query or parts.fragment:
         raise ConfigError(f"{spelled} must not have a query or a fragment")
+    if parts.username is not None:
+        raise ConfigError(f"{spelled} must not hold credentials; give the key as upstream_api_key")
     _check_address(spelled, value)
     return value.rstrip("/")
 
@@ -256,7 +258,8 @@ def _database_url(spelled: str, value: str) -> str:
 
 def _check_address(spelled: str, url: str) -> None:
     try:
-        _ = urlsplit(url).port
+        parts = urlsplit(url)
+        _ = parts.port, (parts.hostname or "").encode("idna")
     except ValueError:
         raise ConfigError(f"{spelled} has a host or a port that cannot be read") from None
 

@@ -1,10 +1,18 @@
 """Every error a client can get, by name: one type, and one constructor for each row of the contract (api.md 5).
 
 What lives here knows no HTTP library and no database. Foreign exceptions are translated where they arise; one place
-(`api.wire`) renders them. A message never quotes what a client or a model wrote, only names, ids and limits.
+(`api.wire`) renders them. A message of ours never quotes what a client or a model wrote, only names, ids and limits; of
+an upstream's message it holds what `fit_to_tell` lets through.
 """
 
+import re
 from collections.abc import Iterable
+
+MESSAGE_LENGTH_MAX = 500
+"""How much of an upstream's own message a caller may read."""
+
+_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|api[-_ ]?key[=:]\s*)[\w.~+/=-]{6,}")
+_VALIDATION_LIST = re.compile(r"\b\d+ validation errors?\b")
 
 
 class ApiError(Exception):
@@ -215,6 +223,19 @@ def method_not_allowed() -> ApiError:
 # --- the upstream, and ourselves
 
 
+def fit_to_tell(message: object, api_key: str | None = None) -> str | None:
+    """What a caller may read of an upstream's message (DESIGN 8): a bounded first line without credentials.
+
+    None for no text, and for pydantic's list of what it tried, which quotes the request. `api_key` is ours.
+    """
+    if not isinstance(message, str) or not message.strip() or _VALIDATION_LIST.search(message):
+        return None
+    line = message.strip().splitlines()[0]
+    if api_key:
+        line = line.replace(api_key, "***")
+    return _CREDENTIAL.sub(r"\1***", line)[:MESSAGE_LENGTH_MAX]
+
+
 def model_not_found(model: str) -> ApiError:
     return ApiError(400, f"The requested model '{model}' does not exist.", param="model", code="model_not_found")
 
@@ -242,6 +263,10 @@ def upstream_unreachable() -> ApiError:
 
 def upstream_too_slow() -> ApiError:
     return ApiError(504, "The model server did not answer in time.", type="server_error")
+
+
+def stopping() -> ApiError:
+    return ApiError(503, "The server is stopping.", type="server_error")
 
 
 def store_unavailable() -> ApiError:

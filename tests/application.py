@@ -64,6 +64,10 @@ class Application:
         database: Database = self._app.state.database
         return database
 
+    async def end_turns(self) -> None:
+        """What the server does with turns in flight when it is told to stop."""
+        await self._app.state.turns.close()
+
     @property
     def log(self) -> str:
         return self._log.getvalue()

@@ -149,7 +149,7 @@ def _assert_items(events: list[dict[str, Any]]) -> None:
             assert event["item"]["id"] == announced[index]
             assert index not in done
             done[index] = event["item"]
-        elif isinstance(event.get("item_id"), str):
+        elif isinstance(event.get("item_id"), str) and "response" not in event:
             assert event["item_id"] == announced[index]
         assert event["type"] not in PART_EVENTS or index not in done
     assert all(announced)

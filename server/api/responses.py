@@ -1,6 +1,7 @@
 """The routes under /v1/responses."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 from litestar import Request, Response, asgi, delete, get, post
@@ -57,12 +58,12 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
 
 @get("/v1/responses/{response_id:str}")
 async def retrieve_response(request: Request[Any, Any, Any]) -> Response[bytes]:
-    if request.query_params.get("stream") == "true":
-        raise errors.not_supported("stream", "This response was not created in the background: it has no stream.")
     response_id = _response_id(request)
     stored = await _responses(request).get(TENANT_ID, response_id)
     if stored is None:
         raise errors.response_not_found(response_id)
+    if request.query_params.get("stream") == "true":
+        raise errors.not_supported("stream", "This response was not created in the background: it has no stream.")
     return wire.json_response(response.whole(raw.Object(stored.body), [shown(item) for item in stored.output]))
 
 
@@ -119,6 +120,13 @@ class _Reply:
 
     async def follow(self, run: Run) -> None:
         """Reply with what the run gives. A client that is let go of must see that its reply has no end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as patience:
+                # A reader that is let go of may hold up the sending for as long as it likes.
+                run.on_let_go = lambda: patience.reschedule(0)
+                await self._send_all(run)
+
+    async def _send_all(self, run: Run) -> None:
         while chunk := await run.read():
             if not self._has_started:
                 await self._start(200, _STREAM_HEADERS if run.is_stream else _JSON_HEADERS)

@@ -1,5 +1,6 @@
 """The routes that say how the server is, and which models there are."""
 
+import asyncio
 from typing import Any
 
 from litestar import Request, Response, get
@@ -9,6 +10,9 @@ from server.errors import ApiError
 from server.protocol import raw
 from server.store.database import Database
 from server.upstream.client import UpstreamClient
+
+UPSTREAM_PROBE_S = 0.5
+"""Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
 @get(["/healthz", "/health"])
@@ -21,19 +25,13 @@ async def check_health() -> Response[bytes]:
 async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
-    upstream: UpstreamClient = request.app.state.upstream
-    is_ready = await database.ping()
-    try:
-        await upstream.models()
-        upstream_state = "ready"
-    except ApiError:
-        upstream_state = "unavailable"
+    database_is_ready, upstream_is_ready = await asyncio.gather(database.ping(), _answers(request.app.state.upstream))
     members = {
-        "status": raw.literal("ready" if is_ready else "unavailable"),
-        "database": raw.literal("ready" if is_ready else "unavailable"),
-        "upstream": raw.literal(upstream_state),
+        "status": _readiness(database_is_ready),
+        "database": _readiness(database_is_ready),
+        "upstream": _readiness(upstream_is_ready),
     }
-    return wire.json_response(raw.render(members), 200 if is_ready else 503)
+    return wire.json_response(raw.render(members), 200 if database_is_ready else 503)
 
 
 @get("/v1/models")
@@ -41,6 +39,19 @@ async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The upstream's list, as it came."""
     upstream: UpstreamClient = request.app.state.upstream
     return wire.json_response(await upstream.models())
+
+
+async def _answers(upstream: UpstreamClient) -> bool:
+    try:
+        async with asyncio.timeout(UPSTREAM_PROBE_S):
+            await upstream.models()
+    except (ApiError, TimeoutError):
+        return False
+    return True
+
+
+def _readiness(is_ready: bool) -> bytes:
+    return raw.literal("ready" if is_ready else "unavailable")
 
 
 ROUTES = [check_health, check_readiness, list_models]

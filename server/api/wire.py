@@ -36,7 +36,10 @@ def error_headers(error: ApiError) -> dict[str, str]:
     return {} if error.retry_after is None else {"retry-after": error.retry_after}
 
 
-def render_api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+def render_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+    if error.status >= 500:
+        cause = type(error.__cause__).__name__ if error.__cause__ else None
+        request.app.state.telemetry.warning("request_failed", status=error.status, code=error.code, cause=cause)
     return Response(error_body(error), status_code=error.status, media_type=JSON, headers=error_headers(error))
 
 

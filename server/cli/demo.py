@@ -15,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-
-import httpx
 
 from server.config import ConfigError
 
@@ -169,20 +168,22 @@ class _OfficialClient:
 
 class _PlainClient:
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=f"{url}/v1/responses", timeout=TURN_TIMEOUT_S, trust_env=False)
+        self._url = f"{url}/v1/responses"
+        # Whatever proxy the environment names, the server is on this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self._json(self._http.post("", json=body))
+        return self._json("", json.dumps(body).encode())
 
     def retrieve(self, response_id: str) -> dict[str, Any]:
-        return self._json(self._http.get(f"/{response_id}"))
+        return self._json(f"/{response_id}")
 
     def input_items(self, response_id: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._json(self._http.get(f"/{response_id}/input_items?order=asc"))["data"]
+        items: list[dict[str, Any]] = self._json(f"/{response_id}/input_items?order=asc")["data"]
         return items
 
-    @staticmethod
-    def _json(reply: httpx.Response) -> dict[str, Any]:
-        reply.raise_for_status()
-        body: dict[str, Any] = reply.json()
-        return body
+    def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        request = urllib.request.Request(self._url + path, body, {"content-type": "application/json"})
+        with self._opener.open(request, timeout=TURN_TIMEOUT_S) as reply:
+            told: dict[str, Any] = json.load(reply)
+            return told

@@ -38,7 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     telemetry.adopt_library_logs()
     with web.listen(config.host, config.port) as listener:
         app = create(config, telemetry)
-        web.run(app, listener, lambda: _announce(config, web.url_of(listener), telemetry), web.lifespan(app))
+
+        async def end_turns() -> None:
+            await app.state.turns.close()
+
+        web.run(
+            app,
+            listener,
+            lambda: _announce(config, web.url_of(listener), telemetry),
+            web.lifespan(app),
+            end_turns,
+        )
     telemetry.info("stopped")
     return 0
 

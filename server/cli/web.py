@@ -18,6 +18,8 @@ Application = Callable[..., Awaitable[None]]
 
 BACKLOG = 4096
 GRACE_S = 5
+# What the application then ends must still be stored and sent.
+ENDING_S = 5
 # Longer than the minute for which load balancers keep idle connections: who closes first must not be us, or a
 # request that is on its way is lost.
 KEEP_ALIVE_S = 75
@@ -81,10 +83,12 @@ def run(
     listener: socket.socket,
     announce: Callable[[], None],
     opened: contextlib.AbstractAsyncContextManager[None] | None = None,
+    end_requests: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve the application, within `opened`, until SIGINT or SIGTERM. Then requests have GRACE_S to end.
+    """Serve the application, within `opened`, until SIGINT or SIGTERM.
 
-    `announce` is called once requests are answered. Raises what `opened` raises.
+    Then requests have GRACE_S to end by themselves, before `end_requests` ends those that are still open. `announce` is
+    called once requests are answered. Raises what `opened` raises.
     """
     config = uvicorn.Config(
         app,
@@ -94,7 +98,7 @@ def run(
         lifespan="off",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=GRACE_S + ENDING_S,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -102,7 +106,7 @@ def run(
     )
     # Once all is closed uvicorn raises the signal that ended it again.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, opened or contextlib.nullcontext(), announce).run(sockets=[listener])
+        _Server(config, opened or contextlib.nullcontext(), announce, end_requests).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -111,8 +115,10 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         opened: contextlib.AbstractAsyncContextManager[None],
         announce: Callable[[], None],
+        end_requests: Callable[[], Awaitable[None]] | None,
     ) -> None:
         super().__init__(config)
+        self._end_requests = end_requests
         self._opened = opened
         self._announce = announce
 
@@ -125,5 +131,12 @@ class _Server(uvicorn.Server):
             self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_late_requests())
         await super().shutdown(sockets)
+        ending.cancel()
         await self._closing.aclose()
+
+    async def _end_late_requests(self) -> None:
+        await asyncio.sleep(GRACE_S)
+        if self._end_requests is not None:
+            await self._end_requests()

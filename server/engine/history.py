@@ -12,10 +12,9 @@ from server.store.responses import Parent, Responses
 from server.telemetry import Telemetry
 
 
-class Past(Struct, frozen=True):
-    """What was before a turn: its turns, oldest first, and the parent or the claimed conversation they come from."""
+class Origin(Struct, frozen=True):
+    """What a turn goes on from and is stored behind: its parent, or the conversation that it claims, or nothing."""
 
-    turns: list[list[Item]]
     parent: Parent | None = None
     claim: Claim | None = None
 
@@ -36,32 +35,35 @@ class Histories:
         self._leases = leases
         self._telemetry = telemetry
 
-    async def of(self, tenant_id: int, request: Request) -> Past:
-        """What the request builds on, in one read; whoever gets a claim must free it or use it up.
+    async def of(self, tenant_id: int, request: Request) -> tuple[Origin, list[list[Item]]]:
+        """What the request goes on from, and the turns up to there, oldest first; at most one read.
 
-        Raises ApiError: 400 for an unknown previous response or a locked conversation, 404 for an unknown one.
+        Whoever gets an origin must free it or use it up. Raises ApiError: 400 for an unknown previous response or a
+        locked conversation, 404 for an unknown one.
         """
         if request.conversation_id is not None:
             return await self._conversation(tenant_id, request, request.conversation_id)
         if request.previous_response_id is None:
-            return Past([])
+            return Origin(), []
         history = await self._responses.history(tenant_id, request.previous_response_id)
         if history is None:
             raise errors.previous_response_not_found(request.previous_response_id)
-        return Past(history.turns, parent=history.parent)
+        return Origin(parent=history.parent), history.turns
 
-    async def _conversation(self, tenant_id: int, request: Request, conversation_id: str) -> Past:
+    async def _conversation(
+        self, tenant_id: int, request: Request, conversation_id: str
+    ) -> tuple[Origin, list[list[Item]]]:
         if not request.store:
             # Nothing will be appended, so that nobody need wait.
             history = await self._conversations.history(tenant_id, conversation_id)
             if history is None:
                 raise errors.conversation_not_found(conversation_id)
-            return Past(history.turns)
+            return Origin(), history.turns
         taken = await self._leases.take(tenant_id, conversation_id)
         if taken is None:
             raise errors.conversation_not_found(conversation_id)
         lease, history = taken
-        return Past(history.turns, claim=Claim(self._leases, lease, self._telemetry))
+        return Origin(claim=Claim(self._leases, lease, self._telemetry)), history.turns
 
     async def resolved(self, tenant_id: int, parsed: Input) -> Input:
         """The input with each reference replaced by the stored item that it means; raises ApiError 404."""

@@ -16,8 +16,8 @@ class Run:
     """What one turn gives, for the one client that waits for it.
 
     The task that makes the turn never waits for the client: what the client has not read yet is kept, and a client that
-    leaves more than `stream_bytes_max` of a stream unread is let go of. `on_leave` is told when the client is gone
-    before the end.
+    leaves more than `stream_bytes_max` of a stream unread is let go of, which `on_let_go` is told. `on_leave` is told
+    when the client is gone before the end, for whatever reason.
     """
 
     def __init__(self, *, is_stream: bool, on_leave: Callable[["Run"], None], stream_bytes_max: int) -> None:
@@ -30,6 +30,7 @@ class Run:
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self.is_followed = True
+        self.on_let_go: Callable[[], None] = lambda: None
         self._has_ended = False
         self._error: ApiError | None = None
         self._news = asyncio.Event()
@@ -44,6 +45,10 @@ class Run:
 
     def cancel(self) -> None:
         """Stop making the turn, unless it is being closed: what an upstream has finished is stored as it is."""
+        # Behind its first step: a task that is cancelled before never takes it, and would leave everything undone.
+        self._loop.call_soon(self._cancel_now)
+
+    def _cancel_now(self) -> None:
         if self._task is not None and not self._is_closing:
             self._task.cancel()
 
@@ -66,6 +71,7 @@ class Run:
         self._unread_bytes += len(chunk)
         if self.is_stream and self._unread_bytes > self._stream_bytes_max:
             self.leave()
+            self.on_let_go()
         self._news.set()
 
     def end(self, error: ApiError | None = None) -> None:

@@ -7,18 +7,18 @@ connection is held while the upstream works; the turn is committed before its bo
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from server import errors
-from server.engine.history import Histories, Past
+from server.engine.history import Histories, Origin
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
 from server.protocol import ids, raw, sse
 from server.protocol.assemble import Assembler, Outcome, assemble_body
-from server.protocol.context import Context, whole
-from server.protocol.items import Input, parse_input
+from server.protocol.context import whole
+from server.protocol.items import Input, Item, parse_input
 from server.protocol.profile import Profile
 from server.protocol.replay import replay
 from server.protocol.request import Request, parse
@@ -27,6 +27,11 @@ from server.protocol.upstream_request import upstream_request
 from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
 from server.upstream.client import UpstreamClient
+
+Result = TypeVar("Result")
+
+# About what is cut and copied in ten milliseconds.
+_ASIDE_BYTES_MIN = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +46,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may begin: nothing in it can be refused any more but by the upstream."""
+    """A turn that may begin: nothing in it can be refused any more but by the upstream.
+
+    It lives as long as the upstream works, so of a history it keeps the public ids alone, in `taken_ids`.
+    """
 
     tenant_id: int
     response_id: str
     request: Request
-    past: Past
-    context: Context
+    origin: Origin
+    input_items: list[Item]
+    taken_ids: set[str]
     response: ResponseObject
     upstream_body: bytes
     began_at: datetime
@@ -79,16 +88,15 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
+        self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes) -> Run:
         """Start the turn that a body asks for; raises ApiError where it can't be, before any network I/O."""
-        request = parse(body, self._limits.json_depth_max)
-        given = await self._histories.resolved(tenant_id, parse_input(request.input))
-        past = await self._histories.of(tenant_id, request)
         try:
-            turn = self._prepared(tenant_id, request, past, given)
-        except BaseException:
-            await past.free()
+            turn = await self._prepare(tenant_id, body)
+        except ApiError as error:
+            log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
+            log("request_refused", status=error.status, code=error.code, param=error.param, cause=_cause(error))
             raise
         run = Run(
             is_stream=turn.request.stream,
@@ -98,24 +106,40 @@ class Turns:
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
-        # A task that is cancelled before its first step never takes it, and would leave its claim to expire.
-        await asyncio.sleep(0)
         return run
 
     async def close(self) -> None:
-        """Cancel the turns in flight, and wait until each is stored as what it became."""
+        """End the turns in flight as failed, and wait until that is stored; no other can begin."""
+        self._is_stopping = True
         for run in self._runs.values():
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
-    def _prepared(self, tenant_id: int, request: Request, past: Past, given: Input) -> Turn:
-        context = whole(past.turns, given)
+    async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
+        request, given = await _aside(len(body), _parsed, body, self._limits.json_depth_max)
+        given = await self._histories.resolved(tenant_id, given)
+        origin, history = await self._histories.of(tenant_id, request)
+        size = len(body) + sum(len(item.body) for turn in (*history, given.items) for item in turn)
+        try:
+            turn = await _aside(size, self._prepared, tenant_id, request, origin, history, given)
+            if self._is_stopping:
+                raise errors.stopping()
+        except BaseException:
+            await origin.free()
+            raise
+        return turn
+
+    def _prepared(
+        self, tenant_id: int, request: Request, origin: Origin, history: list[list[Item]], given: Input
+    ) -> Turn:
+        context = whole(history, given)
         history_param = "previous_response_id" if request.conversation_id is None else "conversation"
         decisions = replay(context, self._profile, history_param)
         response_id = ids.new_response_id()
         copies = [decision.copy for decision in decisions if decision.copy is not None]
+        if not copies:
+            raise errors.nothing_to_answer()
         upstream_body = upstream_request(request, response_id, copies, self._profile)
-        began_at = self._now()
         self._telemetry.info(
             "turn_began",
             response_id=response_id,
@@ -132,11 +156,14 @@ class Turns:
             tenant_id=tenant_id,
             response_id=response_id,
             request=request,
-            past=past,
-            context=context,
-            response=ResponseObject(request, response_id, lambda: int(self._now().timestamp())),
+            origin=origin,
+            input_items=context.turns[-1],
+            taken_ids=context.public_ids(),
+            response=ResponseObject(
+                request, response_id, lambda: int(self._now().timestamp()), self._upstream.fit_to_tell
+            ),
             upstream_body=upstream_body,
-            began_at=began_at,
+            began_at=self._now(),
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -151,12 +178,10 @@ class Turns:
             await (self._stream(turn, run) if turn.request.stream else self._answer(turn, run))
         except Exception as error:
             refused = self._told(error, turn)
-            self._telemetry.warning(
-                "turn_refused", response_id=turn.response_id, status=refused.status, code=refused.code
-            )
+            self._warn("turn_refused", turn, refused)
             # There is nothing left to cancel, and who frees the conversation must not be interrupted.
             run.close()
-            await turn.past.free()
+            await turn.origin.free()
             run.end(refused)
         else:
             run.end()
@@ -164,36 +189,33 @@ class Turns:
     async def _answer(self, turn: Turn, run: Run) -> None:
         try:
             reply = await self._upstream.create(turn.upstream_body, turn.request.model)
-            outcome = self._assembled(turn, reply)
+            outcome = assemble_body(reply, turn.response, taken_ids=turn.taken_ids, issuer=self._upstream_name)
         except asyncio.CancelledError:
+            if self._is_stopping:
+                raise errors.stopping() from None
             outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
         run.close()
         await self._store(turn, outcome)
         run.send(outcome.shown())
 
-    def _assembled(self, turn: Turn, reply: bytes) -> Outcome:
-        taken_ids = turn.context.public_ids()
-        try:
-            raw.check(reply, self._limits.json_depth_max)
-            return assemble_body(reply, turn.response, taken_ids=taken_ids, issuer=self._upstream_name)
-        except raw.Malformed:
-            raise errors.upstream_broken("its reply is not a response.") from None
-
     async def _stream(self, turn: Turn, run: Run) -> None:
         assembler = Assembler(
             turn.response,
-            taken_ids=turn.context.public_ids(),
+            taken_ids=turn.taken_ids,
             issuer=self._upstream_name,
             event_bytes_max=self._limits.event_bytes_max,
         )
         try:
             await self._read(turn, run, assembler)
         except asyncio.CancelledError:
+            if self._is_stopping:
+                assembler.fail(errors.stopping().message)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
             if not run.has_begun:
                 raise failure from None
+            self._warn("stream_broken", turn, failure)
             assembler.fail(failure.message)
         if not run.has_begun and assembler.outcome is None:
             raise errors.upstream_broken("its stream ended before it began.")
@@ -210,12 +232,15 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
-        async with self._upstream.stream(turn.upstream_body, turn.request.model) as chunks:
+        async with self._upstream.stream(turn.upstream_body, turn.request.model) as reply:
             with heartbeat:
-                async for chunk in chunks:
+                if reply.is_json:
+                    run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))
+                    return
+                async for chunk in reply.chunks:
                     run.send(assembler.feed(chunk))
                     if assembler.outcome is not None:
-                        break
+                        return
 
     async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
         """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""
@@ -223,20 +248,22 @@ class Turns:
         try:
             await self._store(turn, assembler.outcome)
         except Exception as error:
-            assembler.withdraw(self._told(error, turn).message)
-            await turn.past.free()
+            failure = self._told(error, turn)
+            self._warn("turn_not_stored", turn, failure)
+            assembler.withdraw(failure.message)
+            await turn.origin.free()
 
     async def _store(self, turn: Turn, outcome: Outcome) -> None:
         """Commit the turn, and free its conversation with it or right after it."""
         ended_at = self._now()
         if turn.request.store:
-            claim = turn.past.claim
+            claim = turn.origin.claim
             is_appended = claim is not None and outcome.status in ("completed", "incomplete")
             await self._responses.add(
                 NewResponse(
                     tenant_id=turn.tenant_id,
                     public_id=turn.response_id,
-                    parent=turn.past.parent,
+                    parent=turn.origin.parent,
                     lease=claim.lease if claim else None,
                     is_appended=is_appended,
                     status=outcome.status,
@@ -245,10 +272,10 @@ class Turns:
                     created_at=turn.began_at,
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
-                    items=[*turn.context.turns[-1], *outcome.items],
+                    items=[*turn.input_items, *outcome.items],
                 )
             )
-            await turn.past.free(is_used_up=is_appended)
+            await turn.origin.free(is_used_up=is_appended)
         self._telemetry.info(
             "turn_ended",
             response_id=turn.response_id,
@@ -262,5 +289,29 @@ class Turns:
         """What a client is told of an exception: an ApiError as it is, of another one only that there was one."""
         if isinstance(error, ApiError):
             return error
+        if isinstance(error, raw.Malformed):
+            return errors.upstream_broken("its reply is not a response.")
         self._telemetry.crash("turn_crashed", error, response_id=turn.response_id)
         return errors.internal()
+
+    def _warn(self, event: str, turn: Turn, error: ApiError) -> None:
+        self._telemetry.warning(
+            event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
+        )
+
+
+def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:
+    request = parse(body, depth_max)
+    return request, parse_input(request.input)
+
+
+async def _aside(size_bytes: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do pure work, in a thread where it is so much that every other turn would have to wait for it."""
+    if size_bytes <= _ASIDE_BYTES_MIN:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+def _cause(error: ApiError) -> str | None:
+    """The type of what went wrong underneath, for the log."""
+    return type(error.__cause__).__name__ if error.__cause__ else None

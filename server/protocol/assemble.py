@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from server.protocol import events, ids, raw, response, sse
+from server.protocol import events, raw, response, sse
 from server.protocol.events import StreamEvent
-from server.protocol.items import Item, from_upstream
+from server.protocol.items import Item
+from server.protocol.output import Output, OutputItem
 from server.protocol.response import ResponseObject
 from server.protocol.shown import shown
 
@@ -29,32 +30,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return response.whole(self.body, [shown(item) for item in self.items])
 
 
-class _OutputItem:
-    """An output item on its way: its place and ids in both streams, and what has come of it."""
-
-    def __init__(self, index: int, public_id: str, announced: raw.Object, sent_index: int | None) -> None:
-        self.index = index
-        self.public_id = public_id
-        self.announced = announced.text
-        self.type = announced.string("type")
-        self.sent_id = announced.string("id")
-        self.sent_index = sent_index
-        self.finished: Item | None = None
-        self.half_character = b""
-        self.parts = events.Parts()
-
-    def is_announced_by(self, sent_id: str | None, sent_index: int | None) -> bool:
-        """Whether an `added` with these announces once more what is still on its way."""
-        return self.finished is None and self._is_at(sent_id, sent_index)
-
-    def is_finished_by(self, text: bytes, sent_id: str | None, sent_index: int | None) -> bool:
-        """Whether a `done` with these ends once more what has ended."""
-        return self.finished is not None and (text == self.finished.body or self._is_at(sent_id, sent_index))
-
-    def _is_at(self, sent_id: str | None, sent_index: int | None) -> bool:
-        return sent_id is not None and (sent_id, sent_index) == (self.sent_id, self.sent_index)
-
-
 class Assembler:
     """One turn's stream. `feed` it the upstream's bytes, then `end` it; `outcome` is there once the turn has ended."""
 
@@ -64,20 +39,17 @@ class Assembler:
         """`taken_ids` are the public ids of the context: no output item may have one of them."""
         self.outcome: Outcome | None = None
         self._response = response_object
-        self._taken_ids = set(taken_ids)
-        self._issuer = issuer
+        self._output = Output(taken_ids, issuer)
         self._decoder = sse.Decoder(event_bytes_max)
+        self._frames: list[bytes] = []
         self._sequence_number = 0
         self._opening = [events.CREATED, events.IN_PROGRESS]
         self._started: bytes | None = None
-        self._items: list[_OutputItem] = []
-        self._by_sent_id: dict[str | None, _OutputItem] = {}
-        self._by_sent_index: dict[int | None, _OutputItem] = {}
 
     def open(self) -> bytes:
         """Our own `response.created` and `response.in_progress`, as far as they have not been sent yet."""
-        missing, self._opening = self._opening, []
-        return self._write_started(missing, None)
+        self._open()
+        return self._written()
 
     def feed(self, chunk: bytes) -> bytes:
         """What the client gets for these bytes of the upstream; nothing once the turn has ended."""
@@ -86,7 +58,22 @@ class Assembler:
         except sse.EventTooLarge:
             self.fail("The model server sent an event that is too large.")
             return b""
-        return b"".join([self._take(frame) for frame in frames if self.outcome is None])
+        for frame in frames:
+            if self.outcome is None:
+                self._take(frame)
+        return self._written()
+
+    def take_body(self, body: bytes) -> bytes:
+        """What the client gets for a whole reply where a stream was asked for; the turn has ended with it.
+
+        Raises raw.Malformed where the reply is not a response object that has ended.
+        """
+        upstream, status, elements = _ended_response(body)
+        self._started_as(upstream)
+        self._open()
+        self._reconcile(elements)
+        self._finish(status, self._response.ended(upstream, status, None))
+        return self._written()
 
     def end(self) -> None:
         """The upstream's bytes have ended; without a terminal event the turn has failed (contract vllm.md 0.5)."""
@@ -115,187 +102,147 @@ class Assembler:
         name = events.TERMINAL_OF_STATUS.get(self.outcome.status) if self.outcome else None
         if self.outcome is None or name is None:
             return sse.DONE
-        return self.open() + self._write(name, {"response": self.outcome.shown()}) + sse.DONE
+        self._open()
+        self._write(name, {"response": self.outcome.shown()})
+        return self._written() + sse.DONE
 
-    def _take(self, frame: sse.Event) -> bytes:
+    def _take(self, frame: sse.Event) -> None:
         data = frame.data.strip()
         if data in (b"", b"null"):
-            return b""
+            return
         if data == b"[DONE]":
             self.end()
-            return b""
+            return
         try:
-            return self._dispatch(events.read(frame))
+            self._dispatch(events.read(frame))
         except raw.Malformed:
             self.fail("The model server sent an event that is not JSON.")
-            return b""
 
-    def _dispatch(self, event: StreamEvent) -> bytes:
+    def _dispatch(self, event: StreamEvent) -> None:
         if event.type in (events.CREATED, events.IN_PROGRESS, events.QUEUED):
-            return self._take_opening(event)
-        if event.type == events.ERROR or not event.type:
-            return self._take_error(event)
-        opening = self.open() if self._opening else b""
-        take = _TAKERS.get(event.type, Assembler._take_within)
-        return opening + take(self, event)
+            self._take_opening(event)
+        elif event.type == events.ERROR or not event.type:
+            self._take_error(event)
+        else:
+            self._open()
+            take = _TAKERS.get(event.type, Assembler._take_within)
+            take(self, event)
 
-    def _take_opening(self, event: StreamEvent) -> bytes:
+    def _take_opening(self, event: StreamEvent) -> None:
         """The event that is due next, preceded by one that the upstream left out; any other is dropped."""
         if event.type not in self._opening:
-            return b""
-        upstream = _object(events.opened(event).get("response")) if self._started is None else None
-        due = self._opening.index(event.type)
-        missing, self._opening = self._opening[:due], self._opening[due + 1 :]
-        return self._write_started(missing, upstream) + self._pass(event, {"response": self._started_as(upstream)})
+            return
+        upstream = _object(events.opened(event).get("response"))
+        started = self._started_as(upstream)
+        while self._opening.pop(0) != event.type:
+            self._write(events.CREATED, {"response": started})
+        self._pass(event, {"response": started})
 
-    def _take_error(self, event: StreamEvent) -> bytes:
+    def _take_error(self, event: StreamEvent) -> None:
         """An error, flat or nested (contract api.md 6), ends the turn; an event without name or error says nothing."""
         cut = events.opened(event)
         error = cut.get("error")
         if event.type or error is not None:
-            told = _object(error) or cut
-            self.fail(response.fit_to_tell(told.string("message") or cut.string("error")), told.string("code") or "")
-        return b""
+            told = self._response.told(_object(error) or cut)
+            self.fail(told["message"], told["code"])
 
-    def _take_added(self, event: StreamEvent) -> bytes:
+    def _take_added(self, event: StreamEvent) -> None:
         cut = _object(events.opened(event).get("item"))
         if cut is None:
-            return b""
+            return
         sent_id = cut.string("id")
-        known = self._find(sent_id, event.output_index)
+        known = self._output.find(sent_id, event.output_index)
         if known is not None and known.is_announced_by(sent_id, event.output_index):
-            return b""
-        item = self._announce(cut, event.output_index)
-        return self._pass_item(event, item, self._item_of(cut.text, item), is_done=False)
+            return
+        item = self._output.announce(cut, event.output_index)
+        self._pass_item(event, item, self._output.as_item(item, cut), is_done=False)
 
-    def _take_done(self, event: StreamEvent) -> bytes:
+    def _take_done(self, event: StreamEvent) -> None:
         cut = _object(events.opened(event).get("item"))
         if cut is None:
-            return b""
+            return
         sent_id = cut.string("id")
-        item = self._find(sent_id, event.output_index)
+        item = self._output.find(sent_id, event.output_index)
         if item is not None and item.is_finished_by(cut.text, sent_id, event.output_index):
-            return b""
+            return
         if item is None or item.finished is not None:
-            return self._present(cut, event.output_index)
-        if sent_id is not None:
-            self._by_sent_id.setdefault(sent_id, item)
-        item.finished = self._item_of(cut.text, item)
-        return self._pass_item(event, item, item.finished, is_done=True)
+            self._present(cut, event.output_index)
+            return
+        self._pass_item(event, item, self._output.finish(item, cut), is_done=True)
 
-    def _take_within(self, event: StreamEvent) -> bytes:
-        names_none = event.item_id is None and event.output_index is None
-        if names_none and event.type not in events.OF_AN_ITEM:
-            return self._take_of_no_item(event)
-        item = self._latest() if names_none else self._find(event.item_id, event.output_index)
-        if item is None:
-            # Of an item that was never announced a client can make nothing; the item itself comes when it is done.
-            return b""
-        announcement, changes = b"", {}
+    def _take_within(self, event: StreamEvent) -> None:
+        if event.item_id is not None or event.output_index is not None:
+            item = self._output.find(event.item_id, event.output_index)
+        elif event.type in events.OF_AN_ITEM:
+            item = self._output.latest()
+        else:
+            self._take_of_no_item(event)
+            return
+        # Of an item that was never announced a client can make nothing; the item itself comes when it is done. And of
+        # one that is done there is nothing more to say.
+        if item is not None and item.finished is None:
+            self._take_of_item(event, item)
+
+    def _take_of_item(self, event: StreamEvent, item: OutputItem) -> None:
+        changes: dict[str, bytes] = {}
         if event.type in events.PART_EVENTS:
-            if item.finished is not None:
-                return b""
             part, empty = item.parts.place(event)
             if empty is not None:
-                announcement = self._write_part(item, part, empty)
+                self._write_part(item, part, empty)
             if part != event.content_index:
                 changes["content_index"] = raw.literal(part)
-        if item.half_character or b"\\u" in event.data:
+        if item.half_characters or b"\\u" in event.data:
             changes |= _joined_halves(event, item)
-        return announcement + self._pass(event, changes, item)
+        self._pass(event, changes, item)
 
-    def _take_of_no_item(self, event: StreamEvent) -> bytes:
+    def _take_of_no_item(self, event: StreamEvent) -> None:
         """An event of a type that we do not know: whatever response object it carries is ours by then."""
         cut = events.opened(event)
         if cut.get("error") is not None:
-            return self._take_error(event)
-        return self._pass(event, {"response": self._started_as(None)} if _object(cut.get("response")) else {})
+            self._take_error(event)
+        else:
+            self._pass(event, {"response": self._started_as(None)} if _object(cut.get("response")) else {})
 
-    def _take_terminal(self, event: StreamEvent) -> bytes:
+    def _take_terminal(self, event: StreamEvent) -> None:
         upstream = _object(events.opened(event).get("response")) or raw.Object(b"{}")
         status = upstream.string("status") or ""
         if status not in events.STATUS_OF_TERMINAL.values():
             status = events.STATUS_OF_TERMINAL[event.type]
-        frames = self._reconcile(_elements(upstream.get("output")))
-        if status in ("completed", "incomplete"):
-            frames += b"".join([self._finish_item(item, item.announced) for item in self._items if not item.finished])
+        self._reconcile([raw.Object(text) for text in _elements(upstream.get("output")) if text.startswith(b"{")])
         if status == "cancelled":
             self.fail("The model server cancelled the response.")
+        elif status != "failed" and self._output.has_open_items():
+            # Nobody can say what became of it: the text of its deltas is no item, and the item announced has no text.
+            self.fail("The model server ended the response without an item that it had begun.")
         else:
             self._finish(status, self._response.ended(upstream, status, None))
-        return frames
 
-    def _reconcile(self, output: list[bytes]) -> bytes:
+    def _reconcile(self, output: list[raw.Object]) -> None:
         """What the terminal event's output adds: items that were not done, or never announced, are shown first."""
-        frames = []
-        for cut, item in self._matched([raw.Object(text) for text in output if text.startswith(b"{")]):
+        for element, item in zip(output, self._output.matched(output), strict=True):
             if item is None:
-                frames.append(self._present(cut, None))
+                self._present(element, None)
             elif item.finished is None:
-                frames.append(self._finish_item(item, cut.text))
-        return b"".join(frames)
+                self._finish_item(item, element)
 
-    def _matched(self, output: list[raw.Object]) -> list[tuple[raw.Object, _OutputItem | None]]:
-        """Each element of the terminal output with the item it repeats: that of its id, else the next of its type."""
-        unmatched = list(self._items)
-        matches = [
-            _take_first(unmatched, [item for item in unmatched if item.sent_id and item.sent_id == cut.string("id")])
-            for cut in output
-        ]
-        for place, cut in enumerate(output):
-            if matches[place] is None:
-                item_type = cut.string("type")
-                matches[place] = _take_first(unmatched, [item for item in unmatched if item.type == item_type])
-        return list(zip(output, matches, strict=True))
-
-    def _present(self, cut: raw.Object, sent_index: int | None) -> bytes:
+    def _present(self, cut: raw.Object, sent_index: int | None) -> None:
         """An item that comes whole, without having been announced."""
-        item = self._announce(cut, sent_index)
-        view = shown(self._item_of(cut.text, item), is_done=False)
-        return self._write_item(events.ITEM_ADDED, item, view) + self._finish_item(item, cut.text)
+        item = self._output.announce(cut, sent_index)
+        self._write_item(events.ITEM_ADDED, item, shown(self._output.as_item(item, cut), is_done=False))
+        self._finish_item(item, cut)
 
-    def _finish_item(self, item: _OutputItem, text: bytes) -> bytes:
+    def _finish_item(self, item: OutputItem, body: raw.Object) -> None:
         """The `done` of an item for which the upstream sent none."""
-        item.finished = self._item_of(text, item)
-        return self._write_item(events.ITEM_DONE, item, shown(item.finished))
-
-    def _announce(self, cut: raw.Object, sent_index: int | None) -> _OutputItem:
-        item = _OutputItem(len(self._items), _public_id(cut, self._taken_ids), cut, sent_index)
-        self._items.append(item)
-        if item.sent_id is not None:
-            self._by_sent_id[item.sent_id] = item
-        if sent_index is not None:
-            self._by_sent_index[sent_index] = item
-        return item
-
-    def _find(self, sent_id: str | None, sent_index: int | None) -> _OutputItem | None:
-        """The item that an upstream speaks of: that of its index if the ids agree, else that of its id.
-
-        Under an id that nobody knows it can only be the one of its index, as long as that is on its way.
-        """
-        by_index = self._by_sent_index.get(sent_index)
-        if by_index is not None and sent_id in (None, by_index.sent_id):
-            return by_index
-        by_id = self._by_sent_id.get(sent_id)
-        if by_id is not None:
-            return by_id
-        return by_index if by_index is not None and by_index.finished is None else None
-
-    def _latest(self) -> _OutputItem | None:
-        return next((item for item in self._items[-1:] if item.finished is None), None)
+        self._write_item(events.ITEM_DONE, item, shown(self._output.finish(item, body)))
 
     def _finish(self, status: str, body: raw.Object) -> None:
-        finished = [item.finished for item in self._items if item.finished is not None]
-        self.outcome = Outcome(status=status, body=body, items=finished)
+        self.outcome = Outcome(status=status, body=body, items=self._output.finished())
 
-    def _item_of(self, text: bytes, item: _OutputItem) -> Item:
-        return from_upstream(text, item.public_id, self._issuer)
-
-    def _pass_item(self, event: StreamEvent, item: _OutputItem, body: Item, *, is_done: bool) -> bytes:
+    def _pass_item(self, event: StreamEvent, item: OutputItem, body: Item, *, is_done: bool) -> None:
         view = shown(body, is_done=is_done)
-        return self._pass(event, {} if view == body.body else {"item": view}, item)
+        self._pass(event, {} if view == body.body else {"item": view}, item)
 
-    def _pass(self, event: StreamEvent, changes: dict[str, bytes], item: _OutputItem | None = None) -> bytes:
+    def _pass(self, event: StreamEvent, changes: dict[str, bytes], item: OutputItem | None = None) -> None:
         """The upstream's event with what differs from its place in our stream replaced, else as it came."""
         if event.type != event.sent_type:
             changes["type"] = raw.literal(event.type)
@@ -306,17 +253,24 @@ class Assembler:
                 changes["output_index"] = raw.literal(item.index)
             if event.item_id != item.public_id and event.type not in events.WITHOUT_ITEM_ID:
                 changes["item_id"] = raw.literal(item.public_id)
-        self._sequence_number += 1
         data = events.opened(event).spliced(changes) if changes else event.data
-        return sse.encode(event.type.encode(), data)
+        self._add(sse.encode(event.type.encode(), data))
 
-    def _write(self, name: str, members: dict[str, bytes]) -> bytes:
-        frame = events.write(name, {"sequence_number": raw.literal(self._sequence_number), **members})
+    def _write(self, name: str, members: dict[str, bytes]) -> None:
+        self._add(events.write(name, {"sequence_number": raw.literal(self._sequence_number), **members}))
+
+    def _add(self, frame: bytes) -> None:
+        self._frames.append(frame)
         self._sequence_number += 1
-        return frame
 
-    def _write_started(self, names: list[str], upstream: raw.Object | None) -> bytes:
-        return b"".join([self._write(name, {"response": self._started_as(upstream)}) for name in names])
+    def _written(self) -> bytes:
+        """What was added since this was asked last: whatever goes wrong in between, a number given is a number sent."""
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
+
+    def _open(self) -> None:
+        while self._opening:
+            self._write(self._opening.pop(0), {"response": self._started_as(None)})
 
     def _started_as(self, upstream: raw.Object | None) -> bytes:
         """The response object at the start of the turn, settled by the first event that carries it."""
@@ -324,20 +278,20 @@ class Assembler:
             self._started = self._response.started(upstream)
         return self._started
 
-    def _write_item(self, name: str, item: _OutputItem, view: bytes) -> bytes:
-        return self._write(name, {"output_index": raw.literal(item.index), "item": view})
+    def _write_item(self, name: str, item: OutputItem, view: bytes) -> None:
+        self._write(name, {"output_index": raw.literal(item.index), "item": view})
 
-    def _write_part(self, item: _OutputItem, part: int, empty: bytes) -> bytes:
-        place: dict[str, str | int] = {
-            "item_id": item.public_id,
-            "output_index": item.index,
-            "content_index": part,
+    def _write_part(self, item: OutputItem, part: int, empty: bytes) -> None:
+        members = {
+            "item_id": raw.literal(item.public_id),
+            "output_index": raw.literal(item.index),
+            "content_index": raw.literal(part),
+            "part": empty,
         }
-        members = {name: raw.literal(value) for name, value in place.items()}
-        return self._write(events.PART_ADDED, {**members, "part": empty})
+        self._write(events.PART_ADDED, members)
 
 
-_TAKERS: dict[str, Callable[[Assembler, StreamEvent], bytes]] = {
+_TAKERS: dict[str, Callable[[Assembler, StreamEvent], None]] = {
     events.ITEM_ADDED: Assembler._take_added,
     events.ITEM_DONE: Assembler._take_done,
     **dict.fromkeys(events.STATUS_OF_TERMINAL, Assembler._take_terminal),
@@ -347,42 +301,37 @@ _TAKERS: dict[str, Callable[[Assembler, StreamEvent], bytes]] = {
 def assemble_body(body: bytes, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str) -> Outcome:
     """The turn in a whole JSON reply, as `Assembler` would have it.
 
-    Raises raw.Malformed where the reply is not a response object that has ended; `body` is a checked text.
+    Raises raw.Malformed where the reply is not a response object that has ended.
     """
+    upstream, status, elements = _ended_response(body)
+    output = Output(taken_ids, issuer)
+    for element in elements:
+        output.finish(output.announce(element, None), element)
+    return Outcome(status=status, body=response_object.ended(upstream, status, None), items=output.finished())
+
+
+def _ended_response(body: bytes) -> tuple[raw.Object, str, list[raw.Object]]:
+    """A whole reply, its status and its output; raises raw.Malformed where it is none."""
+    raw.check(body, events.DEPTH_MAX)
     upstream = raw.Object(body)
     output = upstream.get("output")
     status = upstream.string("status") or "completed"
     if output is None or status not in events.TERMINAL_OF_STATUS:
         raise raw.Malformed("it is not a response that has ended")
-    taken_ids = set(taken_ids)
-    items = [from_upstream(text, _public_id(raw.Object(text), taken_ids), issuer) for text in raw.elements(output)]
-    return Outcome(status=status, body=response_object.ended(upstream, status, None), items=items)
+    return upstream, status, [raw.Object(element) for element in raw.elements(output)]
 
 
-def _public_id(cut: raw.Object, taken_ids: set[str]) -> str:
-    """The upstream's id where it can serve and no item of the context has it, else a fresh one (DESIGN 3, Ids)."""
-    public_id = cut.string("id")
-    if public_id is None or public_id in taken_ids or not ids.is_usable(public_id):
-        public_id = ids.new_item_id(cut.string("type") or "unknown")
-    taken_ids.add(public_id)
-    return public_id
-
-
-def _joined_halves(event: StreamEvent, item: _OutputItem) -> dict[str, bytes]:
+def _joined_halves(event: StreamEvent, item: OutputItem) -> dict[str, bytes]:
     """A delta that neither begins nor ends within a character: a first half waits for the second (inspect_ai#3802)."""
     delta = events.opened(event).get("delta") if event.type.endswith(".delta") else None
     if delta is None or not delta.startswith(b'"'):
-        item.half_character = b""
         return {}
-    whole, item.half_character = raw.split_high_surrogate(raw.joined([b'"' + item.half_character + b'"', delta]))
+    text = (event.type, event.content_index)
+    first_half = item.half_characters.pop(text, b"")
+    whole, half = raw.split_high_surrogate(raw.joined([b'"' + first_half + b'"', delta]))
+    if half:
+        item.half_characters[text] = half
     return {} if whole == delta else {"delta": whole}
-
-
-def _take_first(unmatched: list[_OutputItem], candidates: list[_OutputItem]) -> _OutputItem | None:
-    if not candidates:
-        return None
-    unmatched.remove(candidates[0])
-    return candidates[0]
 
 
 def _object(text: bytes | None) -> raw.Object | None:

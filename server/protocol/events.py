@@ -36,16 +36,6 @@ PART_EVENTS = TEXT_DELTAS | TEXT_DONES | {PART_ADDED, PART_DONE, "response.outpu
 # Events that say nothing without an item; one that names none speaks of the latest.
 OF_AN_ITEM = PART_EVENTS | {"response.function_call_arguments.delta", "response.function_call_arguments.done"}
 
-# What announces a part of a message in which text comes unannounced: clients index the parts that they were told of.
-_EMPTY_TEXT = b'{"type":"output_text","text":"","annotations":[],"logprobs":[]}'
-_EMPTY_REFUSAL = b'{"type":"refusal","refusal":""}'
-_EMPTY_PARTS = {
-    "response.output_text.delta": _EMPTY_TEXT,
-    "response.output_text.done": _EMPTY_TEXT,
-    "response.refusal.delta": _EMPTY_REFUSAL,
-    "response.refusal.done": _EMPTY_REFUSAL,
-}
-
 # Events that name their item by its index alone (contract api.md 6.1).
 WITHOUT_ITEM_ID = frozenset(
     {
@@ -66,7 +56,7 @@ RENAMED = {
 }
 
 # What an event wraps around an item comes on top of what a request may nest (`json_depth_max` is 500 at most).
-_DEPTH_MAX = 512
+DEPTH_MAX = 512
 _INTEGER_DIGITS_MAX = 15
 
 
@@ -108,7 +98,7 @@ def read(frame: sse.Event) -> StreamEvent:
         head = _read_slowly(data)
     if not data.isascii():
         # msgspec looks at the strings that it reads, not at those that it skips.
-        raw.check(data, _DEPTH_MAX)
+        raw.check(data, DEPTH_MAX)
     sent_type = head.type
     name = sent_type or frame.name.decode("utf-8", "replace")
     # A name with a line break or a surrogate can't be written into a frame.
@@ -118,38 +108,8 @@ def read(frame: sse.Event) -> StreamEvent:
 
 def opened(event: StreamEvent) -> raw.Object:
     """The event cut into its members, for what the five do not tell; raises raw.Malformed where it is too deep."""
-    raw.check(event.data, _DEPTH_MAX)
+    raw.check(event.data, DEPTH_MAX)
     return raw.Object(event.data)
-
-
-class Parts:
-    """The content parts of one item: what number each has in our stream, whatever the upstream's are (vllm#35184).
-
-    Ours count from 0. A part begins where it is announced, or where a number that is new comes while no part is open;
-    any other number that is new is one more name of the latest part.
-    """
-
-    def __init__(self) -> None:
-        self._ours_by_sent: dict[int | None, int] = {}
-        self._announced: set[int] = set()
-        self._count = 0
-        self._is_open = False
-
-    def place(self, event: StreamEvent) -> tuple[int, bytes | None]:
-        """Our content_index for one of PART_EVENTS, and the empty part that must be announced before it, if any."""
-        sent = event.content_index
-        is_late = event.type == PART_DONE and self._count > 0
-        if event.type == PART_ADDED or not (sent in self._ours_by_sent or self._is_open or is_late):
-            self._ours_by_sent[sent] = self._count
-            self._count += 1
-            self._is_open = True
-        if event.type == PART_DONE or event.type in TEXT_DONES:
-            self._is_open = False
-        ours = self._ours_by_sent.setdefault(sent, self._count - 1)
-        empty = None if ours in self._announced else _EMPTY_PARTS.get(event.type)
-        if event.type == PART_ADDED or empty is not None:
-            self._announced.add(ours)
-        return ours, empty
 
 
 def write(name: str, members: dict[str, bytes]) -> bytes:
@@ -159,7 +119,7 @@ def write(name: str, members: dict[str, bytes]) -> bytes:
 
 def _read_slowly(data: bytes) -> _Head:
     """The five members of an event in which one has a wrong type, or that holds a lone surrogate."""
-    raw.check(data, _DEPTH_MAX)
+    raw.check(data, DEPTH_MAX)
     cut = raw.Object(data)
     return _Head(
         type=cut.string("type"),

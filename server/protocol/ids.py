@@ -27,6 +27,7 @@ _PREFIXES = {
     "computer_call": "cu",
     "computer_call_output": "cuo",
     "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
     "shell_call": "sh",
     "apply_patch_call": "apc",
     "compaction": "cmp",

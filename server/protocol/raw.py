@@ -15,13 +15,18 @@ import msgspec
 
 NULL = b"null"
 
-_KEY = re.compile(rb'[ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
+# Possessive throughout: what is no string is found to be none in one pass, and a long one costs no memory.
+_KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
 _AFTER_VALUE = re.compile(rb"[ \t\n\r]*([,}\]])[ \t\n\r]*")
 _SPACE = re.compile(r"[ \t\n\r]*")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+# Strings are matched whole, so that nothing is found within one. A null member goes with the comma before it; where it
+# was its object's first one, the comma after it is left over.
+_STRING_OR_NULL_MEMBER = re.compile(rb'(?:,\s*+)?"(?:[^"\\]++|\\.)*+"(?P<null>\s*+:\s*+null)?', re.DOTALL)
+_STRING_OR_LEADING_COMMA = re.compile(rb'(?P<string>"(?:[^"\\]++|\\.)*+")|\{\s*+,', re.DOTALL)
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NESTING = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_HIGH_SURROGATE_LAST = re.compile(rb'(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"$')
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _KINDS = {'"': "a string", "{": "an object", "[": "an array", "t": "a boolean", "f": "a boolean", "n": "null"}
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -161,12 +166,25 @@ def joined(literals: Sequence[bytes], separator: bytes = b"") -> bytes:
     return b'"' + separator.join(one[1:-1] for one in literals) + b'"'
 
 
+def without_null_members(text: bytes) -> bytes:
+    """A value without the null members of its objects, at any depth and in one pass; all else as it came.
+
+    Of a member that comes twice in one object, the one that is null goes.
+    """
+    if text[:1] not in (b"[", b"{") or b"null" not in text:
+        return text
+    cut = _STRING_OR_NULL_MEMBER.sub(lambda found: b"" if found["null"] else found[0], text)
+    return _STRING_OR_LEADING_COMMA.sub(lambda found: found["string"] or b"{", cut)
+
+
 def split_high_surrogate(string: bytes) -> tuple[bytes, bytes]:
     """A string literal without a trailing escaped high surrogate, and that escape (b"" where there is none)."""
-    found = _HIGH_SURROGATE_LAST.search(string)
-    if found is None or string[: found.start()].endswith(b"\\"):
+    before, last = string[:-7], string[-7:-1]
+    # An even run of backslashes before it is so many escaped ones; an odd run escapes the backslash of `last` itself.
+    is_escape = (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
+    if not is_escape or not _HIGH_SURROGATE.fullmatch(last):
         return string, b""
-    return string[: found.start(1)] + b'"', found[1]
+    return before + b'"', last
 
 
 def kind(text: bytes) -> str:

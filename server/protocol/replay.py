@@ -176,7 +176,7 @@ def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
     for name in place.profile.item_members[place.item.type]:
         value = _id(place) if name == "id" else changes.get(name) or place.cut.get(name)
         if value is not None:
-            members[name] = _without_nulls(value)
+            members[name] = raw.without_null_members(value)
     return raw.render(members)
 
 
@@ -207,19 +207,6 @@ def _texts(parts: Iterable[raw.Object]) -> list[bytes]:
 def _text(part: raw.Object) -> bytes | None:
     text = part.get("text") or part.get("refusal")
     return text if text is not None and text.startswith(b'"') else None
-
-
-def _without_nulls(value: bytes) -> bytes:
-    """A value without its null members, at any depth; the text as it came where it has none."""
-    if value[:1] not in (b"[", b"{") or b"null" not in value:
-        return value
-    if value.startswith(b"["):
-        elements = raw.elements(value)
-        cleaned = [_without_nulls(element) for element in elements]
-        return value if cleaned == elements else raw.array(cleaned)
-    members = dict(raw.Object(value).members())
-    kept = {name: _without_nulls(member) for name, member in members.items() if member != raw.NULL}
-    return value if kept == members else raw.render(kept)
 
 
 _RULES: dict[str, Callable[[_Place], Decision]] = {

@@ -4,9 +4,9 @@ What lives here knows which members are ours (the ids, and what the request aske
 became of it), and which are always there. Members that neither side knows pass as they came.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
+from server import errors
 from server.protocol import raw
 from server.protocol.request import Request
 
@@ -63,18 +63,27 @@ _TOKEN_DETAILS = {
     "output_tokens_details": ("reasoning_tokens",),
 }
 
-_MESSAGE_LENGTH_MAX = 500
-_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|key[-_=: ]+)[\w.~+/=-]{6,}")
+# An integer of thousands of digits is legal JSON, and Python refuses to read one.
+_NUMBER_LENGTH_MAX = 32
+_NO_WORDS = "The model server reported an error."
 
 
 class ResponseObject:
     """The response object of one turn, at its start and at its end.
 
-    `created_at` is settled by the first object that is shown, so that all of them agree.
+    `created_at` is settled by the first object that is shown, so that all of them agree. `fit_to_tell` gives what a
+    client may read of the upstream's own words.
     """
 
-    def __init__(self, request: Request, response_id: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: Request,
+        response_id: str,
+        clock: Clock,
+        fit_to_tell: Callable[[object], str | None] = errors.fit_to_tell,
+    ) -> None:
         self._clock = clock
+        self._fit_to_tell = fit_to_tell
         self._created_at: bytes | None = None
         self._ours = _ours(request, response_id)
 
@@ -93,11 +102,16 @@ class ResponseObject:
         if status == "incomplete":
             outcome["incomplete_details"] = _object(upstream, "incomplete_details") or b'{"reason":"max_output_tokens"}'
         if status == "failed":
-            outcome["error"] = _error(error, upstream)
+            outcome["error"] = _error(error or self.told(raw.Object(_object(upstream, "error") or b"{}")))
         usage = _object(upstream, "usage")
         if usage is not None:
             outcome["usage"] = _full_usage(usage)
         return raw.Object(raw.render(self._members(upstream, outcome)))
+
+    def told(self, error: raw.Object) -> dict[str, str]:
+        """Code and message of an upstream's error, as far as they are a client's to read; some send the words alone."""
+        message = self._fit_to_tell(error.string("message") or error.string("error"))
+        return {"code": error.string("code") or "", "message": message or _NO_WORDS}
 
     def _members(self, upstream: raw.Object | None, outcome: Mapping[str, bytes]) -> dict[str, bytes]:
         if self._created_at is None:
@@ -122,12 +136,6 @@ class ResponseObject:
 def whole(body: raw.Object, output: Sequence[bytes]) -> bytes:
     """A final object with its items: body, terminal event and GET are these same bytes."""
     return body.spliced({"output": raw.array(output)})
-
-
-def fit_to_tell(message: str | None) -> str:
-    """What a client may read of a model server's own message: a bounded first line without credentials (DESIGN 8)."""
-    line = next(iter((message or "").strip().splitlines()), "The model server reported an error.")
-    return _CREDENTIAL.sub(r"\1***", line)[:_MESSAGE_LENGTH_MAX]
 
 
 def _ours(request: Request, response_id: str) -> dict[str, bytes]:
@@ -172,10 +180,7 @@ def _full_usage(usage: bytes) -> bytes:
     return cut.spliced(full)
 
 
-def _error(error: Mapping[str, str] | None, upstream: raw.Object | None) -> bytes:
-    if error is None:
-        told = raw.Object(_object(upstream, "error") or b"{}")
-        error = {"code": told.string("code") or "", "message": fit_to_tell(told.string("message"))}
+def _error(error: Mapping[str, str]) -> bytes:
     code = error["code"] if error["code"] in ERROR_CODES else "server_error"
     return raw.render({"code": raw.literal(code), "message": raw.literal(error["message"])})
 
@@ -188,7 +193,8 @@ def _object(upstream: raw.Object | None, name: str) -> bytes | None:
 def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
     """A time in whole seconds; vLLM and others send floats, the contract wants integers."""
     value = upstream.get(name) if upstream else None
-    if value is None or raw.kind(value) not in ("an integer", "a number"):
+    is_number = value is not None and raw.kind(value) in ("an integer", "a number")
+    if value is None or not is_number or len(value) > _NUMBER_LENGTH_MAX:
         return None
     number = raw.decode(value)
     return raw.literal(int(number)) if 0 <= number < 2**53 else None

@@ -17,12 +17,8 @@ def shown(item: Item, *, is_done: bool = True) -> bytes:
     changes: dict[str, bytes] = {}
     if cut.string("id") != item.public_id:
         changes["id"] = raw.literal(item.public_id)
-    if cut.get("type") is None:
-        changes["type"] = raw.literal(item.type)
-    if is_done and _has_status(item.type) and cut.get("status") is None:
-        changes["status"] = _COMPLETED
-    if item.type == "reasoning" and cut.get("summary") is None:
-        changes["summary"] = b"[]"
+    wanted = _wanted(item, is_done=is_done)
+    changes |= {name: value for name, value in wanted.items() if cut.get(name) is None}
     for name in ("content", "output"):
         content = cut.get(name)
         if content is not None:
@@ -30,6 +26,19 @@ def shown(item: Item, *, is_done: bool = True) -> bytes:
             if full != content:
                 changes[name] = full
     return cut.spliced(changes) if changes else item.body
+
+
+def _wanted(item: Item, *, is_done: bool) -> dict[str, bytes]:
+    """The members that an item of this type must have, with what they say where they are missing."""
+    wanted = {"type": raw.literal(item.type)}
+    if is_done and _has_status(item.type):
+        wanted["status"] = _COMPLETED
+    if item.type == "reasoning":
+        wanted["summary"] = b"[]"
+    if item.type == "local_shell_call_output" and item.call_id is not None:
+        # Its own `id` named its call; now that it has an id of its own, the call is named as in other outputs.
+        wanted["call_id"] = raw.literal(item.call_id)
+    return wanted
 
 
 def _has_status(item_type: str) -> bool:

@@ -67,7 +67,8 @@ def _offered(tools: Sequence[bytes]) -> Iterator[tuple[str, str | None]]:
     for tool in map(raw.Object, tools):
         name = tool.string("name")
         yield tool.string("type") or "", name
-        for inner in map(raw.Object, raw.elements(tool.get("tools") or b"[]")):
+        is_namespace = tool.string("type") == "namespace"
+        for inner in map(raw.Object, raw.elements(tool.get("tools") or b"[]") if is_namespace else []):
             inner_type, inner_name = inner.string("type") or "", inner.string("name")
             yield inner_type, inner_name
             yield inner_type, f"{name}__{inner_name}"

@@ -163,8 +163,15 @@ def _connect_arguments(url: str, timeout_s: float) -> dict[str, Any]:
     """What asyncpg gets: it reads libpq's URLs itself, but would send `connect_timeout` on to the server."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    timeout = float(query.pop("connect_timeout", timeout_s))
+    timeout = _seconds(query.pop("connect_timeout", timeout_s))
     return {"dsn": parts._replace(query=urlencode(query)).geturl(), "timeout": timeout}
+
+
+def _seconds(value: str | float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise UnusableDatabase("connect_timeout in the database URL is not a number of seconds.") from None
 
 
 def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:

@@ -8,6 +8,7 @@ client's own headers never reach the upstream.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import NamedTuple
 
 import aiohttp
 import httpx
@@ -27,6 +28,13 @@ def default_transport() -> httpx.AsyncBaseTransport:
     """A transport whose cost a stream can bear: httpx's own needs several times the CPU (measurements, 2.3)."""
     limits = httpx.Limits(max_connections=_CONNECTIONS_MAX, keepalive_expiry=_IDLE_CONNECTION_S)
     return AiohttpTransport(limits=limits, trust_env=False)
+
+
+class Reply(NamedTuple):
+    """The answer to a streamed request: its bytes, which some servers send as one JSON body all the same."""
+
+    is_json: bool
+    chunks: AsyncIterator[bytes]
 
 
 class _Body(httpx.AsyncByteStream):
@@ -64,22 +72,26 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._transport.aclose()
 
+    def fit_to_tell(self, message: object) -> str | None:
+        """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
+        return errors.fit_to_tell(message, self._api_key)
+
     async def create(self, body: bytes, model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
         async with self._in_time(self._reply_timeout_s), self._send("POST", "/responses", body, model) as response:
             return await self._whole(response)
 
     @contextlib.asynccontextmanager
-    async def stream(self, body: bytes, model: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes of a streamed reply, from its 2xx headers on.
+    async def stream(self, body: bytes, model: str) -> AsyncIterator[Reply]:
+        """A streamed reply, from its 2xx headers on.
 
         Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
         """
         async with (
             self._send("POST", "/responses", body, model, self._silence_timeout_s) as response,
-            contextlib.aclosing(_chunks(response)) as chunks,
+            contextlib.aclosing(self._chunks(response)) as chunks,
         ):
-            yield chunks
+            yield Reply(response.headers.get("content-type", "").startswith("application/json"), chunks)
             await _read_last_bytes(chunks)
 
     async def models(self) -> bytes:
@@ -124,25 +136,29 @@ class UpstreamClient:
                 await response.aclose()
 
     async def _whole(self, response: httpx.Response) -> bytes:
-        pieces, size = [], 0
-        async for chunk in _chunks(response):
-            size += len(chunk)
-            if size > self._reply_bytes_max:
-                raise errors.upstream_broken(f"its reply is larger than {self._reply_bytes_max} bytes.")
-            pieces.append(chunk)
-        return b"".join(pieces)
+        return b"".join([chunk async for chunk in self._chunks(response)])
 
     async def _beginning(self, response: httpx.Response) -> bytes:
         """As much of a refusal as can hold an error object; a refusal that breaks off is judged by its status alone."""
         pieces, size = [], 0
         with contextlib.suppress(ApiError, TimeoutError):
             async with asyncio.timeout(self._connect_timeout_s):
-                async for chunk in _chunks(response):
+                async for chunk in self._chunks(response):
                     pieces.append(chunk)
                     size += len(chunk)
                     if size > REFUSAL_BYTES_MAX:
                         break
         return b"".join(pieces)
+
+    async def _chunks(self, response: httpx.Response) -> AsyncGenerator[bytes]:
+        """The bytes of a reply as they come; raises ApiError where they break off, or are too many."""
+        size = 0
+        with _translated():
+            async for chunk in response.stream:  # type: ignore[union-attr]
+                size += len(chunk)
+                if size > self._reply_bytes_max:
+                    raise errors.upstream_broken(f"its reply is larger than {self._reply_bytes_max} bytes.")
+                yield chunk
 
 
 async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
@@ -153,22 +169,16 @@ async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
                 pass
 
 
-async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
-    with _translated():
-        async for chunk in response.stream:  # type: ignore[union-attr]
-            yield chunk
-
-
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except httpx.ConnectError:
-        raise errors.upstream_unreachable() from None
+    except httpx.ConnectError as error:
+        raise errors.upstream_unreachable() from error
     except httpx.TimeoutException as error:
-        raise _named_fault(error.__cause__) from None
-    except httpx.HTTPError:
-        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from None
+        raise _named_fault(error.__cause__) from error.__cause__
+    except httpx.HTTPError as error:
+        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from error
 
 
 def _named_fault(cause: BaseException | None) -> ApiError:

@@ -13,12 +13,9 @@ from server.errors import ApiError
 from server.protocol import ids, raw
 
 REFUSAL_BYTES_MAX = 65_536
-MESSAGE_LENGTH_MAX = 500
 
 _KEPT = frozenset({400, 408, 409, 413, 422, 429, 503})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
-_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|api[-_ ]?key[=:]\s*)[\w.~+/=-]{6,}")
-_VALIDATION_LIST = re.compile(r"\b\d+ validation errors?\b")
 _OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
 _RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}")
 _UNION_MEMBER = re.compile(r"\.[A-Z].*")
@@ -72,26 +69,21 @@ def _error_object(body: bytes) -> dict[str, Any]:
 def _param(told: Mapping[str, Any]) -> str | None:
     """The request's path to what is wrong: `body.include.0` is `include[0]`, `body.tools.0.FunctionTool` `tools[0]`."""
     param, message = told.get("param"), told.get("message")
-    if isinstance(message, str) and _VALIDATION_LIST.search(message) and (found := _LOCATION.search(message)):
-        param = param if isinstance(param, str) else found[1]
+    if not isinstance(param, str) and isinstance(message, str) and (found := _LOCATION.search(message)):
+        param = found[1]
     if not isinstance(param, str) or not ids.is_usable(param):
         return None
     # Behind the request's own path pydantic names the types of a union that it tried.
     path = _UNION_MEMBER.sub("", param.removeprefix("body."))
-    return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[0].isalpha() else None
+    return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[:1].isalpha() else None
 
 
 def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: str | None) -> str:
     if status == 413:
         return "The model server refused the request: history and input together are larger than it takes."
-    message = told.get("message")
-    if not isinstance(message, str) or not message.strip() or _VALIDATION_LIST.search(message):
-        place = f" ('{param}')" if param else ""
-        return f"The model server refused the request with status {status}{place}."
-    line = message.strip().splitlines()[0]
-    if api_key:
-        line = line.replace(api_key, "***")
-    return _CREDENTIAL.sub(r"\1***", line)[:MESSAGE_LENGTH_MAX]
+    place = f" ('{param}')" if param else ""
+    refused = f"The model server refused the request with status {status}{place}."
+    return errors.fit_to_tell(told.get("message"), api_key) or refused
 
 
 def _is_overflow(told: Mapping[str, Any]) -> bool:

@@ -203,9 +203,9 @@ NOT_FOUND: dict[str, tuple[dict[str, Any], str | None, str]] = {
 }
 
 
-async def _refused(application: Application, stream: bool, members: dict[str, Any]) -> openai.APIStatusError:
+async def _refused(application: Application, members: dict[str, Any]) -> openai.APIStatusError:
     """The exception for a request that has these members, `...` standing for one that it has not."""
-    given = {"model": "m", "input": "One", "stream": stream} | members
+    given = {"model": "m", "input": "One"} | members
     body = {name: value for name, value in given.items() if value is not ...}
     with pytest.raises(openai.APIStatusError) as raised:
         await application.client.post("/responses", body=body, cast_to=object)
@@ -218,38 +218,36 @@ async def _refused(application: Application, stream: bool, members: dict[str, An
     return error
 
 
-@both_modes
 @pytest.mark.parametrize(("members", "param", "code", "text"), INVALID.values(), ids=INVALID)
 async def test_bad_request(
     application: Application,
     emptied_database_url: str,
-    stream: bool,
     members: dict[str, Any],
     param: str | None,
     code: str | None,
     text: str,
 ) -> None:
-    error = await _refused(application, stream, members)
-    assert type(error) is openai.BadRequestError
-    assert (error.param, error.code) == (param, code)
-    assert text in error.body["message"]  # type: ignore[index]
+    for stream in (False, True):
+        error = await _refused(application, {"stream": stream} | members)
+        assert type(error) is openai.BadRequestError
+        assert (error.param, error.code) == (param, code)
+        assert text in error.body["message"]  # type: ignore[index]
     assert await stored_rows(emptied_database_url) == {}
 
 
-@both_modes
 @pytest.mark.parametrize(("members", "param", "text"), NOT_FOUND.values(), ids=NOT_FOUND)
 async def test_not_found(
     application: Application,
     emptied_database_url: str,
-    stream: bool,
     members: dict[str, Any],
     param: str | None,
     text: str,
 ) -> None:
-    error = await _refused(application, stream, members)
-    assert type(error) is openai.NotFoundError
-    assert (error.param, error.code) == (param, None)
-    assert error.body["message"].startswith(text)  # type: ignore[index]
+    for stream in (False, True):
+        error = await _refused(application, {"stream": stream} | members)
+        assert type(error) is openai.NotFoundError
+        assert (error.param, error.code) == (param, None)
+        assert error.body["message"].startswith(text)  # type: ignore[index]
     assert await stored_rows(emptied_database_url) == {}
 
 
@@ -288,7 +286,7 @@ ORDER: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("members", "param"), ORDER, ids=[param for _, param in ORDER])
 async def test_the_order_of_checks(application: Application, members: dict[str, Any], param: str) -> None:
-    assert (await _refused(application, False, members)).param == param
+    assert (await _refused(application, members)).param == param
 
 
 async def test_a_refusal_never_quotes_what_was_said(application: Application) -> None:
@@ -301,7 +299,7 @@ async def test_a_refusal_never_quotes_what_was_said(application: Application) ->
         {"input": [{"role": secret, "content": secret}]},
         {"metadata": {"k": [secret]}},
     ):
-        error = await _refused(application, False, members)
+        error = await _refused(application, members)
         assert secret not in error.response.text
 
 

@@ -96,6 +96,23 @@ def _spoken(role: str, text: str, number: int) -> Item:
     return Item(body=body.encode(), public_id=f"msg_{role}_{number}", type="message", is_output=role == "assistant")
 
 
+async def test_turns_at_the_same_time_are_not_mixed_up(application: Application, emptied_database_url: str) -> None:
+    """The mock's answer repeats the last that was said to it."""
+    first = await application.turn(input="One")
+
+    async def ask(number: int) -> None:
+        said = f"This is number {number}."
+        turn = await application.turn(input=said, previous_response_id=first["id"], stream=number % 2 == 0)
+        assert turn["output"][-1]["content"][0]["text"].endswith(
+            f"It received 4 input items; the last one said: {said}"
+        )
+        assert (await application.listed(turn["id"]))[-1]["content"][0]["text"] == said
+
+    await asyncio.gather(*map(ask, range(40)))
+    rows = (await stored_rows(emptied_database_url))["responses"]
+    assert len(rows) == len({row["public_id"] for row in rows}) == 41
+
+
 async def test_no_connection_is_held_while_the_upstream_is_silent(emptied_database_url: str) -> None:
     """Twenty streams wait for their upstream, on two connections, and all the while responses are read."""
     replies = [reply(message("Hi."), stream=False), _slow(reply(message("Hi."), stream=True), silence_s=2)]
@@ -215,6 +232,7 @@ async def test_a_stream_that_cannot_be_stored_ends_as_failed(
     assert (response["status"], response["completed_at"]) == ("failed", None)
     assert response["error"]["code"] == "server_error"
     assert "stored" in response["error"]["message"]
+    assert '"turn_not_stored"' in application.log
     assert await stored_rows(emptied_database_url) == {}
     assert (await application.http.get(f"/v1/responses/{response['id']}")).status_code == 404
 

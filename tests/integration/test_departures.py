@@ -84,6 +84,17 @@ async def test_where_the_operator_says_so_a_turn_is_cancelled_with_its_client(
         assert [item["content"] for item in application.sent()["input"]] == ["Two"]
 
 
+async def test_a_client_of_a_stream_may_leave_before_the_upstream_has_begun(emptied_database_url: str) -> None:
+    silent = Reply(sse="", delay_ms=20_000)
+    async with running(emptied_database_url, [silent], on_disconnect="cancel") as application:
+        body = {"model": "m", "input": "One", "stream": True}
+        asking = asyncio.create_task(application.post(body))
+        await until(lambda: len(application.mock.posts) == 1)
+        asking.cancel()
+        await until(lambda: application.mock.posts[0].left)
+        await _until_stored(emptied_database_url, "cancelled")
+
+
 @both_modes
 async def test_an_unstored_turn_is_cancelled_with_its_client(emptied_database_url: str, stream: bool) -> None:
     async with running(emptied_database_url, [_in_two_parts(stream=stream, rest_ms=20_000)]) as application:
@@ -101,14 +112,35 @@ async def test_a_turn_without_its_client_has_its_time(emptied_database_url: str,
         await _until_stored(emptied_database_url, "cancelled")
 
 
-async def test_a_turn_in_flight_is_stored_as_cancelled_when_the_server_stops(emptied_database_url: str) -> None:
+async def test_a_turn_in_flight_is_stored_as_failed_when_the_server_stops(emptied_database_url: str) -> None:
     async with running(emptied_database_url, [_in_two_parts(stream=True, rest_ms=20_000)]) as application:
         await _leave_early(application, stream=True)
         mock = application.mock
         assert mock.posts[0].left is False
     assert mock.posts[0].left is True
     [row] = (await stored_rows(emptied_database_url))["responses"]
-    assert row["status"] == "cancelled"
+    assert row["status"] == "failed"
+
+
+@both_modes
+async def test_a_client_that_waits_is_told_that_the_server_stops(emptied_database_url: str, stream: bool) -> None:
+    """The stream ends by its terminal event, the JSON reply is one that the SDKs send again."""
+    async with running(emptied_database_url, [_in_two_parts(stream=stream, rest_ms=20_000)]) as application:
+        body = {"model": "m", "input": "One", "stream": stream}
+        waiting = asyncio.ensure_future(application.http.post("/v1/responses", json=body))
+        await until(lambda: bool(application.mock.posts))
+        await asyncio.sleep(0.1)
+        await application.end_turns()
+        reply = await waiting
+        refused = await application.http.post("/v1/responses", json=body)
+    assert refused.status_code == 503
+    if stream:
+        terminal, done = reply.text.strip().split("\n\n")[-2:]
+        assert terminal.startswith("event: response.failed\n")
+        assert "The server is stopping." in terminal
+        assert done == "data: [DONE]"
+    else:
+        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "The server is stopping.")
 
 
 async def test_half_a_request_is_no_turn(application: Application, emptied_database_url: str) -> None:
@@ -129,11 +161,11 @@ async def test_half_a_request_is_no_turn(application: Application, emptied_datab
 # --- slow readers
 
 PIECE = b"x" * 100_000
-PIECES = 300
+PIECES = 200
 
 
 def _flood() -> Reply:
-    """Thirty megabytes in three hundred deltas."""
+    """Twenty megabytes in two hundred deltas."""
     whole = reply(message("Hi."), stream=True)
     frames = [frame.encode() for frame in whole.sse_chunks or []]
     at = next(place for place, frame in enumerate(frames) if b"output_text.delta" in frame)

@@ -19,7 +19,7 @@ from tests.application import (
     running,
     stored_rows,
 )
-from tests.harness import captures, until
+from tests.harness import captures, serving, until
 
 
 def _vllm_error(status: int, message: str = "Not like this.", param: str | None = None, **headers: str) -> Reply:
@@ -140,6 +140,22 @@ async def test_recorded_refusals_become_errors_of_the_contract(application: Appl
         # A list of pydantic's failures names types of its own code, and quotes the request.
         assert "validation error" not in error["message"], name
         assert len(error["message"]) <= 500, name
+
+
+@pytest.mark.parametrize(("refused", "status"), [(_vllm_error(401), 502), (_vllm_error(503), 503)])
+async def test_a_refusal_of_the_list_of_models(emptied_database_url: str, refused: Reply, status: int) -> None:
+    """The scripted upstream lists models by itself, so that one of its own stands in for it here."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"".join(refused.writes(0, ""))})
+
+    async with serving(refuse) as url, running(emptied_database_url, upstream=f"{url}/v1") as application:
+        answer = await application.http.get("/v1/models")
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await application.http.get("/readyz")).json()["upstream"] == "unavailable"
 
 
 # --- no answer at all
@@ -286,6 +302,8 @@ async def test_a_stream_that_falls_silent_ends_as_failed(emptied_database_url: s
     async with running(emptied_database_url, [silent], silence_timeout_s=0.3) as application:
         response = await _failed(application)
         assert (len(response["output"]), response["error"]["code"]) == (1, "server_error")
+        [broken] = [line for line in map(json.loads, application.log.splitlines()) if line["event"] == "stream_broken"]
+        assert (broken["response_id"], broken["status"]) == (response["id"], 504)
         await until(lambda: application.mock.posts[0].left)
 
 
@@ -354,5 +372,5 @@ async def test_an_upstreams_connection_is_used_again_and_a_stale_one_is_replaced
         async with running(emptied_database_url, upstream=url) as application:
             for _ in range(6):
                 assert (await application.turn(input="One"))["status"] == "completed"
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
     assert connections == 3

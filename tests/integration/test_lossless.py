@@ -86,21 +86,22 @@ async def test_a_clients_item_keeps_every_byte(
 
 
 @both_modes
-async def test_a_text_of_halves_is_sent_on_as_it_came(application: Application, stream: bool) -> None:
-    """Lone surrogates and NUL in what a model said and thought, through store and replay."""
-    said = r'"\ud83d\u0000 and \ude00"'
-    content = f'{{"type":"output_text","text":{said},"annotations":[]}}'
-    item = f'{{"id":"msg_1","type":"message","role":"assistant","status":"completed","content":[{content}]}}'
-    thought = r'{"id":"rs_1","type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"\udfff"}]}'
+@pytest.mark.parametrize("said", [text for text in TEXTS.values() if text.startswith('"')])
+async def test_a_models_text_is_sent_again_as_it_was_written(application: Application, stream: bool, said: str) -> None:
+    """Though parts are joined, and other members left out: what escapes it was written with stays."""
+    part = f'{{"type":"output_text","text":{said},"annotations":[]}}'
+    item = f'{{"id":"msg_1","type":"message","role":"assistant","status":"completed","content":[{part}]}}'
+    thoughts = f'[{{"type":"reasoning_text","text":{said}}},{{"type":"reasoning_text","text":{said}}}]'
+    thought = f'{{"id":"rs_1","type":"reasoning","summary":[],"content":{thoughts}}}'
     application.mock.replies = [reply(thought, item, stream=stream), reply(message("Hi."), stream=stream)]
     answer = await application.post({"model": "m", "input": "One", "stream": stream})
-    assert answer.status_code == 200
     for text in (item, thought):
         assert text.encode() in answer.content
     response_id = application.sent()["request_id"]
     await application.turn(input="Two", previous_response_id=response_id, stream=stream)
-    assert content.encode() in application.mock.posts[-1].body
-    assert rb'{"type":"reasoning_text","text":"\udfff"}' in application.mock.posts[-1].body
+    assert part.encode() in application.mock.posts[-1].body
+    joined = f"{said[:-1]}\\n{said[1:]}"
+    assert f'{{"type":"reasoning_text","text":{joined}}}'.encode() in application.mock.posts[-1].body
 
 
 @both_modes

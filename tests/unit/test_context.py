@@ -213,6 +213,8 @@ def test_an_output_does_not_answer_a_later_call() -> None:
 
 def test_a_second_output_for_one_call_has_no_call() -> None:
     assert "call_id a." in refused(USER, call("a"), output("a"), output("a")).message
+    nameless = {"type": "function_call_output", "id": "fco_9", "output": "o"}
+    assert "call_id fco_9." in refused(USER, call("a"), output("a"), nameless).message
 
 
 def test_a_call_without_an_output_is_named_when_more_follows() -> None:
@@ -253,6 +255,14 @@ def test_what_the_model_said_in_the_same_breath_is_no_more_input() -> None:
     """A turn may put out a message after its calls (B119); sent inline at the end, nothing has followed them yet."""
     assert len(context(USER, call("a"), REASONING, ANSWER).items()) == 4
     assert refused(USER, call("a"), ANSWER, USER).message.endswith("function call a.")
+
+
+def test_a_history_is_not_judged_again() -> None:
+    """Whatever followed a call there was let in when it came."""
+    history = ([*brought(USER), *made(call("a"))], brought(USER))
+    assert len(context(history=history).items()) == 3
+    assert context(ANSWER, history=history).answered == frozenset()
+    assert refused(ANSWER, USER, history=history).message.endswith("function call a.")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
-"""Stream events: what is read of one, under which name it is taken, and how parts are counted."""
+"""Stream events: what is read of one, and under which name it is taken."""
 
 import json
-from typing import Any
 
 import pytest
 
 from server.protocol import events, raw, sse
-from server.protocol.events import Parts, StreamEvent
+from server.protocol.events import StreamEvent
 
 
 def read(data: bytes | str, name: bytes = b"") -> StreamEvent:
@@ -128,70 +127,3 @@ def test_an_event_that_is_too_deep_to_be_opened_is_refused() -> None:
 def test_a_frame_of_ours_has_its_name_twice() -> None:
     frame = events.write("response.failed", {"sequence_number": b"3"})
     assert frame == b'event: response.failed\ndata: {"type":"response.failed","sequence_number":3}\n\n'
-
-
-ADDED, DONE, DELTA, TEXT_DONE, NOTE = (
-    "response.content_part.added",
-    "response.content_part.done",
-    "response.output_text.delta",
-    "response.output_text.done",
-    "response.output_text.annotation.added",
-)
-
-
-def placed(*sent: tuple[str, Any]) -> list[int]:
-    parts = Parts()
-    return [parts.place(StreamEvent(b"", name, name, None, None, None, number))[0] for name, number in sent]
-
-
-@pytest.mark.parametrize(
-    ("sent", "ours"),
-    [
-        pytest.param([(ADDED, 0), (DELTA, 0), (TEXT_DONE, 0), (DONE, 0)], [0, 0, 0, 0], id="one part"),
-        pytest.param(
-            [(ADDED, 0), (DELTA, 0), (TEXT_DONE, 0), (DONE, 0), (ADDED, 1), (DELTA, 1), (TEXT_DONE, 1), (DONE, 1)],
-            [0, 0, 0, 0, 1, 1, 1, 1],
-            id="two parts",
-        ),
-        pytest.param([(ADDED, 0), (ADDED, 1), (DELTA, 0), (DELTA, 1), (DONE, 0), (DONE, 1)], [0, 1] * 3, id="woven"),
-        pytest.param([(ADDED, 0), (TEXT_DONE, 0), (NOTE, 0), (DONE, 0)], [0, 0, 0, 0], id="a note after the text"),
-        pytest.param([(DELTA, 0), (DELTA, 1), (DELTA, 2), (TEXT_DONE, 2)], [0, 0, 0, 0], id="rises with each delta"),
-        pytest.param([(DELTA, 0), (TEXT_DONE, 1), (DONE, 2)], [0, 0, 0], id="rises with each event"),
-        pytest.param([(ADDED, 4), (DELTA, 4), (TEXT_DONE, 4), (DONE, 4)], [0, 0, 0, 0], id="goes on from another item"),
-        pytest.param(
-            [(ADDED, 3), (DELTA, 4), (DELTA, 5), (DONE, 5), (ADDED, 6)], [0, 0, 0, 0, 1], id="rises, two parts"
-        ),
-        pytest.param([(DELTA, 0), (TEXT_DONE, 0), (DELTA, 1), (TEXT_DONE, 1)], [0, 0, 1, 1], id="two unannounced"),
-        pytest.param([(DELTA, 0), (TEXT_DONE, 0), (TEXT_DONE, 0), (DELTA, 0)], [0, 0, 0, 0], id="says done twice"),
-        pytest.param([(DELTA, None), (TEXT_DONE, None), (DONE, None)], [0, 0, 0], id="no numbers"),
-        pytest.param([(ADDED, None), (DELTA, None), (ADDED, None), (DELTA, None)], [0, 0, 1, 1], id="no numbers, two"),
-        pytest.param([(ADDED, 0), (DELTA, 0), (ADDED, 0), (DELTA, 0)], [0, 0, 1, 1], id="always 0, announced"),
-        pytest.param([(DONE, 7), (ADDED, 7)], [0, 1], id="begins with done"),
-        pytest.param([(ADDED, -1), (DELTA, -1)], [0, 0], id="negative"),
-    ],
-)
-def test_parts_count_from_0_whatever_the_upstream_counts(sent: list[tuple[str, Any]], ours: list[int]) -> None:
-    assert placed(*sent) == ours
-
-
-def announcements(*sent: tuple[str, Any]) -> list[str | None]:
-    """The type of the empty part that each event wants announced before it."""
-    parts = Parts()
-    empty = [parts.place(StreamEvent(b"", name, name, None, None, None, number))[1] for name, number in sent]
-    return [json.loads(part)["type"] if part else None for part in empty]
-
-
-@pytest.mark.parametrize(
-    ("sent", "wanted"),
-    [
-        pytest.param([(ADDED, 0), (DELTA, 0), (TEXT_DONE, 0)], [None, None, None], id="announced"),
-        pytest.param([(DELTA, 0), (DELTA, 0), (TEXT_DONE, 0)], ["output_text", None, None], id="not announced"),
-        pytest.param([(TEXT_DONE, 0), (DONE, 0)], ["output_text", None], id="only done"),
-        pytest.param([(ADDED, 0), (TEXT_DONE, 0), (DELTA, 1)], [None, None, "output_text"], id="the second is not"),
-        pytest.param([(DONE, 0), (NOTE, 0), (DELTA, 0)], [None, None, "output_text"], id="late"),
-        pytest.param([("response.refusal.delta", 0)], ["refusal"], id="a refusal"),
-        pytest.param([("response.reasoning_text.delta", 0)], [None], id="reasoning needs none"),
-    ],
-)
-def test_text_of_a_message_wants_its_part_announced(sent: list[tuple[str, Any]], wanted: list[str | None]) -> None:
-    assert announcements(*sent) == wanted

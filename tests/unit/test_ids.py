@@ -6,14 +6,15 @@ import pytest
 
 from server.protocol import ids
 
-# contract api.md 3.
+# contract api.md 3; the output of a local shell is ours to name, since the contract gives it none.
 PREFIXES = [
     ("message", "msg"), ("reasoning", "rs"), ("function_call", "fc"), ("function_call_output", "fco"),
     ("custom_tool_call", "ctc"), ("custom_tool_call_output", "ctco"), ("file_search_call", "fs"),
     ("web_search_call", "ws"), ("code_interpreter_call", "ci"), ("image_generation_call", "ig"), ("mcp_call", "mcp"),
     ("mcp_list_tools", "mcpl"), ("mcp_approval_request", "mcpr"), ("mcp_approval_response", "mcpa"),
     ("computer_call", "cu"), ("computer_call_output", "cuo"), ("local_shell_call", "lsh"), ("shell_call", "sh"),
-    ("apply_patch_call", "apc"), ("compaction", "cmp"), ("program", "prog"), ("x_thing", "item"), ("", "item"),
+    ("apply_patch_call", "apc"), ("compaction", "cmp"), ("program", "prog"),
+    ("local_shell_call_output", "lsho"), ("x_thing", "item"), ("", "item"),
 ]  # fmt: skip
 
 

@@ -172,3 +172,36 @@ def test_any_object_is_cut_into_texts_that_mean_the_same(value: dict[str, object
     # The surrogate makes the slow path cut the same text with one member more.
     slow = raw.Object(text[:-1] + (b"," if value else b"") + b'"\\ud83d surely new":"\\ud83d"}')
     assert list(slow.members())[:-1] == list(cut.members())
+
+
+def test_hostile_strings_cost_no_more_than_their_length() -> None:
+    """A string that never ends, one of escapes alone, and a run of backslashes: each is passed over once.
+
+    What is asserted is that the answers are right; backing up at each quote, the first would take days.
+    """
+    with pytest.raises(raw.Malformed):
+        raw.check(b"[" * 201 + b'"' + b'\\"' * 2_000_000, 200)
+    escapes = b'"' + b"\\n" * 2_000_000 + b'"'
+    raw.check(b"[" * 101 + escapes + b"]" * 101, 200)
+    assert raw.Object(b'{"a":' + escapes + b',"b":1,"b":2}').get("a") == escapes
+    assert raw.without_null_members(b'{"a":' + escapes + b',"b":null}') == b'{"a":' + escapes + b"}"
+    assert raw.split_high_surrogate(b'"' + b"\\\\" * 500_000 + b'\\ud83d"') == (
+        b'"' + b"\\\\" * 500_000 + b'"',
+        b"\\ud83d",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        (b'{"a":null,"b":1}', b'{"b":1}'),
+        (b'{"b":1,"a":null}', b'{"b":1}'),
+        (b'{ "a" : null , "b" : 1 }', b'{ "b" : 1 }'),
+        (b'{"a":null}', b"{}"),
+        (b'[{"a":[{"b":null,"c":"null, \\"d\\":null"}]},null]', b'[{"a":[{"c":"null, \\"d\\":null"}]},null]'),
+        (b'"null"', b'"null"'),
+        (b"null", b"null"),
+    ],
+)
+def test_null_members_are_left_out_and_null_elements_stay(text: bytes, without: bytes) -> None:
+    assert raw.without_null_members(text) == without

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server.errors import ApiError
-from server.upstream.refusals import MESSAGE_LENGTH_MAX, refusal
+from server.errors import MESSAGE_LENGTH_MAX, ApiError
+from server.upstream.refusals import refusal
 from tests.harness import captures
 
 SECRET = "sk-upstream-0123456789"

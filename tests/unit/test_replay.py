@@ -995,6 +995,41 @@ def test_a_turn_begins_with_the_bytes_of_the_turn_before(progress: list[tuple[st
         open_calls = [item for item in put_out if item in (CALL, OTHER_CALL)]
 
 
+NESTED = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", '"', ',"a":null', "\\", '{,"b', "null", "\ud83d"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["a", '"', "null", ":", "{,"]), inner),
+    max_leaves=30,
+)
+
+
+@settings(deadline=None)
+@given(NESTED, st.sampled_from([None, 1]), st.booleans())
+def test_null_members_go_and_all_else_stays(value: Any, indent: int | None, ascii_only: bool) -> None:
+    part = {"type": "input_text", "text": "x", "x": value}
+    try:
+        content = json.dumps([part], indent=indent, ensure_ascii=ascii_only).encode()
+    except UnicodeEncodeError:
+        content = json.dumps([part], indent=indent).encode()
+    (decision,) = replay(whole([], parse_input(b'[{"role":"user","content":' + content + b"}]")), VLLM, "x")
+    assert json.loads(decision.copy or b"")["content"] == [without_null_members(part)]
+    if not has_null_member(part):
+        assert content in (decision.copy or b"")
+
+
+def test_null_members_go_at_any_depth() -> None:
+    opening, closing = (
+        '{"type":"message","role":"user","content":[{"type":"x","x":' + '{"a":[' * 250,
+        "]}" * 250 + "}]}",
+    )
+    assert sent(opening + '{"b":null}' + closing) == [opening + "{}" + closing]
+
+
+def without_null_members(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_null_members(one) for name, one in value.items() if one is not None}
+    return [without_null_members(one) for one in value] if isinstance(value, list) else value
+
+
 def has_null_member(value: Any) -> bool:
     if isinstance(value, dict):
         return any(one is None or has_null_member(one) for one in value.values())

@@ -8,7 +8,7 @@ from openai.types.responses import Response
 
 from server.protocol import raw
 from server.protocol.request import parse
-from server.protocol.response import ERROR_CODES, ResponseObject, fit_to_tell, whole
+from server.protocol.response import ERROR_CODES, ResponseObject, whole
 from tests.grammar import ERROR_CODES as CONTRACT_ERROR_CODES
 from tests.grammar import assert_response
 
@@ -287,24 +287,6 @@ def test_what_we_say_of_a_failure_goes_before_what_the_upstream_says() -> None:
 
 def test_error_codes_are_the_contracts() -> None:
     assert ERROR_CODES == CONTRACT_ERROR_CODES
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("It broke.", "It broke."),
-        ("  It broke.\r\nTraceback (most recent call last)", "It broke."),
-        ("x" * 501, "x" * 500),
-        ("found sk-abcdefghijkl", "found sk-***"),
-        ("Authorization: Bearer eyJhbGciOi.x-y_z refused", "Authorization: Bearer *** refused"),
-        ("token hf_abcdefgh123", "token hf_***"),
-        ("", "The model server reported an error."),
-        ("\n", "The model server reported an error."),
-        (None, "The model server reported an error."),
-    ],
-)
-def test_of_an_upstreams_message_one_bounded_line_without_credentials_is_told(said: str | None, told: str) -> None:
-    assert fit_to_tell(said) == told
 
 
 FULL_USAGE = {

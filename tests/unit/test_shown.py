@@ -187,6 +187,7 @@ def test_a_clients_item_is_shown_as_openais_strict_types_want_it(item: dict[str,
     assert told["id"] == brought.public_id
     assert {name for name in told if told[name] != item.get(name)} <= {
         "id",
+        "call_id",
         "type",
         "status",
         "summary",

@@ -197,6 +197,12 @@ def test_a_choice_of_a_tool_that_is_not_sent_is_refused(choice: str, name: str) 
     assert f"'{name}'" in error.message
 
 
+def test_only_a_namespace_holds_tools_of_its_own() -> None:
+    odd = '{"type":"function","name":"f","tools":5}'
+    choice = '"tool_choice":{"type":"function","name":"f"}'
+    assert member("tools", f'"tools":[{odd}],{choice}') == [json.loads(odd)]
+
+
 @pytest.mark.parametrize("tools", ["", '"tools":null,', '"tools":[],', f'"tools":[{SEARCH}],'])
 def test_a_tool_cannot_be_required_where_none_is_sent(tools: str) -> None:
     """vLLM refuses it too (contract vllm.md 2), but only once it is asked."""
