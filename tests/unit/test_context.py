@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.errors import ApiError
@@ -75,10 +76,6 @@ def test_a_context_without_an_item_leaves_nothing_to_answer(nothing: str, histor
 def test_an_empty_input_goes_on_from_a_history(nothing: str) -> None:
     history = [[*brought(USER), *made(ANSWER)]]
     assert whole(history, parse_input(nothing.encode())).turns == [*history, []]
-
-
-def test_references_are_something_to_answer() -> None:
-    assert whole([], parse_input(b'[{"type":"item_reference","id":"rs_1"}]')).items() == []
 
 
 # --- ids
@@ -257,12 +254,25 @@ def test_what_the_model_said_in_the_same_breath_is_no_more_input() -> None:
     assert refused(USER, call("a"), ANSWER, USER).message.endswith("function call a.")
 
 
-def test_a_history_is_not_judged_again() -> None:
-    """Whatever followed a call there was let in when it came."""
+def test_a_history_is_judged_again() -> None:
+    """What stands behind a call there may have been put there by an edit of the conversation, or left over by one."""
     history = ([*brought(USER), *made(call("a"))], brought(USER))
-    assert len(context(history=history).items()) == 3
-    assert context(ANSWER, history=history).answered == frozenset()
-    assert refused(ANSWER, USER, history=history).message.endswith("function call a.")
+    for request_input in ([], [ANSWER], [ANSWER, USER]):
+        assert refused(*request_input, history=history).message.endswith("function call a.")
+    assert context(output("a"), history=history).answers == {3: 1}
+
+
+def test_a_history_may_end_with_an_open_call() -> None:
+    history = ([*brought(USER), *made(call("a"))],)
+    for request_input in ([], [ANSWER]):
+        assert context(*request_input, history=history).answered == frozenset()
+
+
+def test_a_message_without_a_role_was_made_by_a_model() -> None:
+    """A client's always has one, so that a reference to an upstream's message can be told from it."""
+    text = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "a"}]}
+    [item] = made(text)
+    assert is_assistants(msgspec.structs.replace(item, is_output=False))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ def test_a_string_is_one_user_message(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['""', "[]", "[ ]"])
 def test_nothing_is_no_item(text: str) -> None:
-    assert parse_input(text.encode()) == Input([], set(), [])
+    assert parse_input(text.encode()) == Input([], set())
 
 
 # --- the shapes of contract clients.md, by its numbers
@@ -169,7 +170,7 @@ def test_items_keep_their_order_and_their_ids() -> None:
         "message", "message", "function_call", "function_call_output", "message",
     ]  # fmt: skip
     assert parsed.brought_ids == {"u", "f", "u2"}
-    assert parsed.references == []
+    assert parsed.references() == []
 
 
 def test_every_item_has_an_id_of_its_own_though_none_was_brought() -> None:
@@ -183,11 +184,50 @@ def test_every_item_has_an_id_of_its_own_though_none_was_brought() -> None:
     ['{"type":"item_reference","id":"rs_1"}', '{"type":null,"id":"rs_1"}', '{"id":"rs_1"}',
      '{"id":"rs_1","type":null,"status":null}'],
 )  # fmt: skip
-def test_a_reference_is_no_item(text: str) -> None:
+def test_a_reference_stands_for_the_item_that_it_names(text: str) -> None:
     """contract api.md 4.12: its type may be null or absent."""
-    parsed = parse_input(f'[{text},{{"role":"user","content":"x"}}]'.encode())
-    assert parsed.references == ["rs_1"]
-    assert [item.type for item in parsed.items] == ["message"]
+    said = '{"role":"user","content":"x"}'
+    parsed = parse_input(f"[{said},{text},{said}]".encode())
+    assert parsed.references() == ["rs_1"]
+    assert parsed.brought_ids == {"rs_1"}
+    thought = Item(
+        body=b'{"type":"reasoning","id":"up"}',
+        public_id="rs_1",
+        type="reasoning",
+        is_output=True,
+        fidelity=b"{}",
+        issuer="default",
+    )
+    resolved = parsed.resolved({"rs_1": thought})
+    first, meant, last = resolved.items
+    assert (first, last) == (parsed.items[0], parsed.items[2])
+    # What another turn put out is input here, and all else stays with it.
+    assert meant == msgspec.structs.replace(thought, is_output=False)
+    assert (resolved.brought_ids, resolved.references()) == ({"rs_1"}, [])
+
+
+@pytest.mark.parametrize("text", ['{"type":"item_reference"}', '{"type":"item_reference","id":null}',
+                                  '{"type":"item_reference","id":""}'])  # fmt: skip
+def test_a_reference_names_something(text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_input(f"[{text}]".encode())
+    error = caught.value
+    assert (error.status, error.param, error.code) == (400, "input[0].id", "missing_required_parameter")
+
+
+@pytest.mark.parametrize("other", ['{"type":"item_reference","id":"rs_1"}', '{"id":"rs_1"}',
+                                   '{"id":"rs_1","role":"user","content":"x"}'])  # fmt: skip
+def test_what_is_referred_to_is_brought_once(other: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_input(f'[{{"type":"item_reference","id":"rs_1"}},{other}]'.encode(), "items")
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "items", "invalid_value")
+    assert "'rs_1'" in caught.value.message
+
+
+def test_the_member_that_holds_the_items_is_named() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_input(b'[{"role":"user"}]', "items")
+    assert caught.value.param == "items[0].content"
 
 
 # --- nothing is lost

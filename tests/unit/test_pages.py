@@ -77,6 +77,14 @@ def test_a_wrong_parameter_is_named(limit: str, order: str | None, param: str, c
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, param, code)
 
 
+@pytest.mark.parametrize("after", ["\x00", "a\nb", "\ud83d", "m" * 257])
+def test_a_cursor_that_is_no_id_is_unknown(after: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_page_request(None, None, after)
+    assert (refused.value.status, refused.value.param) == (400, "after")
+    assert after not in refused.value.message
+
+
 def test_an_unknown_cursor_is_refused() -> None:
     with pytest.raises(ApiError) as refused:
         page(2, "asc", "msg_9")

@@ -527,6 +527,13 @@ def test_nothing_of_an_item_but_its_body_is_sent() -> None:
     assert sent(history=[[secret]]) == [GO_COPY]
 
 
+def test_a_reference_to_an_upstreams_item_is_sent_by_the_id_that_clients_know() -> None:
+    """The id in its body is another one where the context of its own turn had that already."""
+    [item] = made('{"type":"message","id":"msg_1","content":[{"type":"output_text","text":"a"}]}')
+    meant = msgspec.structs.replace(item, public_id="msg_fresh", is_output=False)
+    assert sent(history=[[meant]]) == [said("a", '"id":"msg_fresh",') + "}"]
+
+
 def test_an_upstreams_message_without_a_role_is_the_models() -> None:
     history = [made('{"type":"message","id":"m","content":[{"type":"output_text","text":"a"}]}')]
     assert sent(GO, history=history) == [said("a", '"id":"m",') + "}", GO_COPY]

@@ -94,6 +94,23 @@ async def test_a_run_can_be_cancelled_until_it_is_closed() -> None:
     assert ends == ["cancelled", "done"]
 
 
+async def test_a_run_that_is_cancelled_at_once_still_takes_its_first_step() -> None:
+    """Only there can it see that it was cancelled, and give up what it holds."""
+    seen = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+
+    run, _ = new_run()
+    task = run.start(work())
+    run.cancel()
+    await task
+    assert seen == ["cancelled"]
+
+
 async def test_a_detached_run_is_cancelled_after_its_time_unless_it_has_ended() -> None:
     run, _ = new_run()
     task = run.start(asyncio.sleep(5))
