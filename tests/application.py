@@ -107,6 +107,24 @@ class Application:
         listed: list[dict[str, Any]] = answer.json()["data"]
         return listed
 
+    async def converse(self, *items: Any, **members: Any) -> str:
+        """The id of a new conversation with these items. It must be accepted."""
+        answer = await self.http.post("/v1/conversations", json={"items": items, **members})
+        assert answer.status_code == 200, answer.text
+        conversation_id: str = answer.json()["id"]
+        return conversation_id
+
+    async def conversed(self, conversation_id: str) -> list[dict[str, Any]]:
+        """All that a conversation lists, oldest first, page by page."""
+        path, items, has_more = f"/v1/conversations/{conversation_id}/items", list[dict[str, Any]](), True
+        while has_more:
+            behind = {"after": items[-1]["id"]} if items else {}
+            answer = await self.http.get(path, params={"order": "asc", "limit": 100, **behind})
+            assert answer.status_code == 200, answer.text
+            items += answer.json()["data"]
+            has_more = answer.json()["has_more"]
+        return items
+
 
 @contextlib.asynccontextmanager
 async def running(database_url: str, replies: Sequence[Reply] = (), **settings: Any) -> AsyncIterator[Application]:
@@ -160,8 +178,10 @@ async def shared_database_url(postgres: PostgresServer, migrated_template: str) 
 @pytest.fixture
 async def emptied_database_url(shared_database_url: str) -> str:
     async with connected(shared_database_url) as connection:
-        # All that is stored hangs on a response. To truncate would take twenty times as long.
-        await connection.execute("delete from responses")
+        # What hangs on a response goes with it. To truncate would take twenty times as long.
+        await connection.execute(
+            "delete from conversation_items; delete from responses; delete from items; delete from conversations"
+        )
     return shared_database_url
 
 

@@ -155,3 +155,18 @@ def recorded_statements(database: Database) -> Iterator[list[str]]:
         yield statements
     finally:
         sqlalchemy.event.remove(engine, "before_cursor_execute", record)
+
+
+async def rows_visited(database: Database, statement: str, **parameters: object) -> dict[str, int]:
+    """How many rows of each table the plan looked at, whether or not it kept them."""
+    explained = sqlalchemy.text(f"explain (analyze, format json) {statement}")
+    rows = await database.run(explained, {"tenant_id": 1, **parameters})
+    visited: dict[str, int] = {}
+    nodes = [rows[0][0][0]["Plan"]]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        if table := node.get("Relation Name"):
+            removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+            visited[table] = visited.get(table, 0) + round((node["Actual Rows"] + removed) * node["Actual Loops"])
+    return visited

@@ -60,7 +60,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # What belongs to no response has no place in the schema before.
+    # What belongs to no response has no place in the schema before, so responses lose what they saw in a conversation.
     op.execute("alter table responses drop column conversation_id, drop column conversation_version")
     op.execute("drop table conversation_items, conversations")
     op.execute("delete from items where response_id is null")

@@ -155,21 +155,24 @@ returning id
 """)
 
 # What a reference means: the newest item of that id which a client can still reach, by its response or in a list. The
-# look-up ends at it, since a model server may use an id again in every turn.
+# look-up ends at it, since a model server may use an id again in every turn. The conditions are values: an `exists` is
+# answered for all items of the tenant at once.
 REFERENCED: Final = text(f"""
 select {_ITEM}
 from unnest(cast(:public_ids as text[])) as named (public_id) cross join lateral (
     select *
     from items as one
     where one.tenant_id = :tenant_id and one.public_id = named.public_id and (
-        exists (
-            select from responses
-            where tenant_id = :tenant_id and id = one.response_id and deleted_at is null
-        ) or exists (
-            select from conversation_items as link
-            join conversations as list on list.tenant_id = :tenant_id and list.id = link.conversation_id
-            where link.tenant_id = :tenant_id and link.item_id = one.id and link.removed_version is null
-                and list.deleted_at is null
+        (select deleted_at is null from responses where tenant_id = :tenant_id and id = one.response_id)
+        or (
+            select link.removed_version is null and (
+                select deleted_at is null
+                from conversations
+                where tenant_id = :tenant_id and id = link.conversation_id
+            )
+            from conversation_items as link
+            where link.tenant_id = :tenant_id and link.item_id = one.id
+            limit 1
         )
     )
     order by one.id desc

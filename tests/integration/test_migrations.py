@@ -19,6 +19,7 @@ from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
+HEAD = "0002"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -51,6 +52,24 @@ insert into items (tenant_id, response_id, position, is_output, public_id, type,
 select tenant_id, id, 0, false, 'msg_1', 'message', '{}' from response
 """
 
+# A conversation with an item that a client added and those of that turn, which was made in it.
+CONVERSATION = """
+with conversation as (
+    insert into conversations (tenant_id, public_id, metadata, version, next_position, created_at)
+    values (1, 'conv_1', '{}', 2, 2, now())
+    returning tenant_id, id
+), added as (
+    insert into items (tenant_id, position, is_output, public_id, type, body)
+    select tenant_id, 0, false, 'msg_0', 'message', '{}' from conversation
+    returning tenant_id, id
+), made_in as (
+    update responses set conversation_id = conversation.id, conversation_version = 1 from conversation
+)
+insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
+select item.tenant_id, conversation.id, row_number() over (order by item.id desc) - 1, item.id, 1
+from (select tenant_id, id from added union all select tenant_id, id from items) as item cross join conversation
+"""
+
 
 async def catalogue(url: str) -> list[str]:
     async with connected(url) as connection:
@@ -65,6 +84,10 @@ async def in_transaction(url: str, function: Any, *arguments: object) -> None:
             await connection.run_sync(function, *arguments)
     finally:
         await database.close()
+
+
+def upgrade(connection: Connection, revision: str) -> None:
+    command.upgrade(migrations(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str) -> None:
@@ -97,7 +120,8 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
         indexes = await connection.fetch("""
             select indexrelid::regclass::text as name, attname
             from pg_index join pg_attribute on attrelid = indrelid and attnum = indkey[0]
-            where indrelid in ('responses'::regclass, 'response_bodies'::regclass, 'items'::regclass)
+            where indrelid in (select oid from pg_class where relnamespace = 'public'::regnamespace)
+                and indrelid <> 'alembic_version'::regclass
         """)
         foreign_keys = await connection.fetch("""
             select conname as name, attname
@@ -105,13 +129,14 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
             where contype = 'f'
         """)
     assert {row["attname"] for row in [*indexes, *foreign_keys]} == {"tenant_id"}
-    assert (len(indexes), len(foreign_keys)) == (7, 3)
+    assert (len(indexes), len(foreign_keys)) == (12, 6)
 
 
 async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
     before = await catalogue(database_url)
     async with connected(database_url) as connection:
         await connection.execute(TURN)
+        await connection.execute(CONVERSATION)
     await in_transaction(database_url, downgrade, "base")
     assert await catalogue(database_url) == []
     await migrate(database_url)
@@ -119,6 +144,24 @@ async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
     async with connected(database_url) as connection:
         await connection.execute(TURN)
         assert await connection.fetchval("select count(*) from items") == 1
+
+
+async def test_conversations_come_to_stored_turns_and_go_again(empty_database_url: str) -> None:
+    await in_transaction(empty_database_url, upgrade, "0001")
+    before = await catalogue(empty_database_url)
+    async with connected(empty_database_url) as connection:
+        await connection.execute(TURN)
+        await migrate(empty_database_url)
+        assert await connection.fetchval("select conversation_id is null from responses") is True
+        await connection.execute(CONVERSATION)
+        assert await connection.fetchval("select count(*) from conversation_items") == 2
+        await in_transaction(empty_database_url, downgrade, "0001")
+        assert await catalogue(empty_database_url) == before
+        # The turn is as it was; the item that belonged to the conversation alone has gone with it.
+        assert [tuple(row) for row in await connection.fetch("select public_id from items")] == [("msg_1",)]
+        assert await connection.fetchval("select count(*) from responses") == 1
+        await migrate(empty_database_url)
+        await connection.execute(CONVERSATION)
 
 
 async def test_migrating_again_changes_nothing(database_url: str) -> None:
@@ -135,7 +178,7 @@ async def test_two_servers_may_migrate_at_once(empty_database_url: str) -> None:
     async with asyncio.timeout(30):
         await asyncio.gather(*(migrate(empty_database_url) for _ in range(4)))
     async with connected(empty_database_url) as connection:
-        assert await connection.fetchval("select array_agg(version_num) from alembic_version") == ["0001"]
+        assert await connection.fetchval("select array_agg(version_num) from alembic_version") == [HEAD]
 
 
 async def test_a_migration_waits_for_the_one_that_is_running(empty_database_url: str) -> None:
@@ -148,7 +191,7 @@ async def test_a_migration_waits_for_the_one_that_is_running(empty_database_url:
         await until_true(connection, "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
         # What this one leaves behind is what the other finds: it has nothing left to do.
         await connection.execute("create table alembic_version (version_num text primary key)")
-        await connection.execute("insert into alembic_version values ('0001')")
+        await connection.execute("insert into alembic_version values ($1)", HEAD)
         await transaction.commit()
         await waiting
 
@@ -199,7 +242,7 @@ async def test_an_installed_package_carries_its_migrations(empty_database_url: s
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     async with connected(empty_database_url) as connection:
-        assert await connection.fetchval("select version_num from alembic_version") == "0001"
+        assert await connection.fetchval("select version_num from alembic_version") == HEAD
 
 
 async def test_the_logging_of_the_process_is_left_alone(empty_database_url: str) -> None:

@@ -16,7 +16,7 @@ from server.store import sql
 from server.store.database import ConstraintViolated, Database
 from server.store.responses import History, NewResponse, Parent, Responses
 from tests.harness import until
-from tests.postgres import connected, database_name, recorded_statements, until_true, with_database
+from tests.postgres import connected, database_name, recorded_statements, rows_visited, until_true, with_database
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 ONE_MINUTE_PAST = datetime(2026, 11, 30, 12, 1, tzinfo=UTC)
@@ -150,11 +150,13 @@ async def test_a_turn_is_stored_with_all_its_columns(responses: Responses, admin
         "tenant_id": 1, "id": parent.id, "public_id": "resp_first", "parent_id": None, "root_id": parent.id, "depth": 0,
         "status": "completed", "model": "tiny", "upstream": "vllm",
         "created_at": NOON, "completed_at": None, "deleted_at": None,
+        "conversation_id": None, "conversation_version": None,
     }  # fmt: skip
     assert dict(second) == {
         "tenant_id": 1, "id": second["id"], "public_id": "resp_second", "parent_id": parent.id, "root_id": parent.id,
         "depth": 1, "status": "incomplete", "model": "other", "upstream": "elsewhere",
         "created_at": NOON, "completed_at": ONE_MINUTE_PAST, "deleted_at": None,
+        "conversation_id": None, "conversation_version": None,
     }  # fmt: skip
     positions = await admin.fetch("select position, public_id, is_output from items where response_id = $1", parent.id)
     assert sorted(map(tuple, positions)) == [(0, "first_in_0", False), (1, "first_in_1", False), (2, "first_out", True)]
@@ -322,22 +324,10 @@ async def test_a_chain_a_thousand_deep_is_walked_by_look_ups(database: Database,
     # Postgres rounds what it tells of a thousand loops, hence the margin.
     assert 1001 <= visited["responses"] <= 1010
     assert 3003 <= visited["items"] <= 3010
+    # Where there is no conversation, nothing is looked for.
+    assert visited["conversation_items"] == 0
     visited = await rows_visited(database, sql.GET.text, public_id="resp_1000")
     assert visited == {"responses": 1, "response_bodies": 1, "items": 3}
-
-
-async def rows_visited(database: Database, statement: str, **parameters: object) -> dict[str, int]:
-    """How many rows of each table the plan looked at, whether or not it kept them."""
-    rows = await database.run(text(f"explain (analyze, format json) {statement}"), {"tenant_id": 1, **parameters})
-    visited: dict[str, int] = {}
-    nodes = [rows[0][0][0]["Plan"]]
-    while nodes:
-        node = nodes.pop()
-        nodes += node.get("Plans", [])
-        if table := node.get("Relation Name"):
-            removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
-            visited[table] = visited.get(table, 0) + round((node["Actual Rows"] + removed) * node["Actual Loops"])
-    return visited
 
 
 async def test_a_connection_is_free_again_after_each_call(database_url: str) -> None:

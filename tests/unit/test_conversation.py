@@ -1,4 +1,4 @@
-"""Conversations on the wire: what their requests may hold, by the limits of the contract, and the objects that answer."""
+"""Conversations on the wire: what their requests may hold, by the limits of the contract, and their answers."""
 
 import json
 from datetime import UTC, datetime
