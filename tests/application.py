@@ -4,6 +4,7 @@ A test takes the fixture `application`, whose database is `emptied_database_url`
 by `running(database_url, name=value)`.
 """
 
+import asyncio
 import contextlib
 import io
 import json
@@ -71,6 +72,15 @@ class Application:
     @property
     def log(self) -> str:
         return self._log.getvalue()
+
+    @contextlib.contextmanager
+    def upstream_held(self) -> Iterator[None]:
+        """While this lasts the upstream gets requests and answers none."""
+        self._upstream.may_answer.clear()
+        try:
+            yield
+        finally:
+            self._upstream.may_answer.set()
 
     def forget(self) -> None:
         """Begin anew: with a mock that has no script and has received nothing, and an empty log."""
@@ -156,13 +166,19 @@ async def running(database_url: str, replies: Sequence[Reply] = (), **settings: 
 
 
 class _Upstream:
-    """What the upstream's port serves: a mock that can be changed for another."""
+    """What the upstream's port serves: a mock that can be changed for another, and made to wait with its answers."""
 
     def __init__(self, mock: Mock) -> None:
         self.mock = mock
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.mock(scope, receive, send)
+        async def send_when_allowed(message: Any) -> None:
+            await self.may_answer.wait()
+            await send(message)
+
+        await self.mock(scope, receive, send_when_allowed)
 
 
 @pytest.fixture(scope="session")
