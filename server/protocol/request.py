@@ -322,3 +322,6 @@ _CHECKS: dict[str, Check] = {
     "service_tier": _is_string,
     "prompt": _is_prompt,
 }
+
+MEMBERS = frozenset(_CHECKS)
+"""The names that are ours. Any other name in a request is its client's text, and no log may hold it (DESIGN 8)."""
