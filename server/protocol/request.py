@@ -88,7 +88,7 @@ def _members(body: bytes, depth_max: int) -> dict[str, bytes]:
     for name in cut.repeated:
         raise errors.duplicate_parameter(name if ids.is_usable(name) else "(unprintable)")
     for name in ("model", "input"):
-        if name not in cut.spans:
+        if name not in cut:
             raise errors.missing_parameter(name)
     if cut.get("model") is None:
         raise errors.invalid_type("model", "a string", "null")
