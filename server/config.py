@@ -148,6 +148,8 @@ def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Con
         chosen |= _named(layer)
     values: dict[str, Any] = {name: _value(name, source, layer) for name, (source, layer) in chosen.items()}
     values.setdefault("data_dir", default_data_dir(environment))
+    if values.get("upstream_api_key") and urlsplit(values.get("upstream") or "").username is not None:
+        raise ConfigError("upstream holds credentials, and upstream_api_key is given too; give one of them")
     return Config(**values)
 
 
@@ -241,8 +243,6 @@ def _upstream(spelled: str, value: str) -> str:
     parts = urlsplit(value)
     if parts.query or parts.fragment:
         raise ConfigError(f"{spelled} must not have a query or a fragment")
-    if parts.username is not None:
-        raise ConfigError(f"{spelled} must not hold credentials; give the key as upstream_api_key")
     _check_address(spelled, value)
     return value.rstrip("/")
 

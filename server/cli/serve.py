@@ -58,6 +58,6 @@ def _announce(config: Config, url: str, telemetry: Telemetry) -> None:
         "serving",
         url=url,
         upstream=config.upstream,
-        upstream_authentication=config.upstream_api_key is not None,
+        upstream_authentication=config.upstream_api_key is not None or "@" in (config.upstream or ""),
         database="embedded" if config.database_url is None else "external",
     )

@@ -5,6 +5,7 @@ connection is held while the upstream works; the turn is committed before its bo
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -21,7 +22,7 @@ from server.protocol.context import whole
 from server.protocol.items import Input, Item, parse_input
 from server.protocol.profile import Profile
 from server.protocol.replay import replay
-from server.protocol.request import Request, parse
+from server.protocol.request import MEMBERS, Request, parse
 from server.protocol.response import ResponseObject
 from server.protocol.upstream_request import upstream_request
 from server.store.responses import NewResponse, Responses
@@ -96,7 +97,7 @@ class Turns:
             turn = await self._prepare(tenant_id, body)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
-            log("request_refused", status=error.status, code=error.code, param=error.param, cause=_cause(error))
+            log("request_refused", status=error.status, code=error.code, param=_place(error), cause=_cause(error))
             raise
         run = Run(
             is_stream=turn.request.stream,
@@ -310,6 +311,12 @@ async def _aside(size_bytes: int, work: Callable[..., Result], *arguments: Any) 
     if size_bytes <= _ASIDE_BYTES_MIN:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
+
+
+def _place(error: ApiError) -> str | None:
+    """Where in a request the fault is, for the log."""
+    member = re.match(r"\w*", error.param or "")
+    return error.param if member and member[0] in MEMBERS else None
 
 
 def _cause(error: ApiError) -> str | None:

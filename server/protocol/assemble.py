@@ -54,13 +54,10 @@ class Assembler:
     def feed(self, chunk: bytes) -> bytes:
         """What the client gets for these bytes of the upstream; nothing once the turn has ended."""
         try:
-            frames = self._decoder.feed(chunk)
-        except sse.EventTooLarge:
+            self._take_all(self._decoder.feed(chunk))
+        except sse.EventTooLarge as too_large:
+            self._take_all(too_large.events_before)
             self.fail("The model server sent an event that is too large.")
-            return b""
-        for frame in frames:
-            if self.outcome is None:
-                self._take(frame)
         return self._written()
 
     def take_body(self, body: bytes) -> bytes:
@@ -105,6 +102,11 @@ class Assembler:
         self._open()
         self._write(name, {"response": self.outcome.shown()})
         return self._written() + sse.DONE
+
+    def _take_all(self, frames: list[sse.Event]) -> None:
+        for frame in frames:
+            if self.outcome is None:
+                self._take(frame)
 
     def _take(self, frame: sse.Event) -> None:
         data = frame.data.strip()

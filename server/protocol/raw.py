@@ -47,30 +47,47 @@ _READER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class Object:
-    """A JSON object as text, and where the value of each member lies in it.
+    """A JSON object as text, and the values of its members as they lie in it.
 
-    Of a member that comes twice the last value counts; `repeated` names such members.
+    Of a member that comes twice the last value counts.
     """
 
-    __slots__ = ("repeated", "spans", "text")
+    __slots__ = ("_places", "_values", "text")
 
     def __init__(self, text: bytes) -> None:
         """Cut `text`; raises Malformed where it is not one JSON object."""
         self.text = text
-        self.spans: dict[str, tuple[int, int]] = {}
-        self.repeated: list[str] = []
-        for name, start, end in _members(text):
-            if name in self.spans:
-                self.repeated.append(name)
-            self.spans[name] = (start, end)
+        # Where the members lie is found out when it is asked for: most objects are only read.
+        self._places: list[tuple[str, int, int]] | None = None
+        self._values: Mapping[str, bytes | msgspec.Raw]
+        try:
+            self._values = _OBJECT.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            self._places = _members_slowly(text)
+            self._values = {name: text[start:end] for name, start, end in self._places}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a member, be it null."""
+        return name in self._values
+
+    @property
+    def repeated(self) -> list[str]:
+        """The names that come again, where they do, once for each time."""
+        seen: set[str] = set()
+        repeated: list[str] = []
+        for name, _, _ in self._located():
+            if name in seen:
+                repeated.append(name)
+            seen.add(name)
+        return repeated
 
     def get(self, name: str) -> bytes | None:
         """The value's text, or None where the member is absent or null (null counts as absent, DESIGN 7.8)."""
-        span = self.spans.get(name)
-        if span is None:
+        value = self._values.get(name)
+        if value is None:
             return None
-        value = self.text[span[0] : span[1]]
-        return None if value == NULL else value
+        text = bytes(value)
+        return None if text == NULL else text
 
     def string(self, name: str) -> str | None:
         """The member's value where it is a string, else None."""
@@ -79,25 +96,32 @@ class Object:
 
     def members(self) -> Iterator[tuple[str, bytes]]:
         """Every member's name and text, nulls too, in the order they came."""
-        for name, (start, end) in self.spans.items():
-            yield name, self.text[start:end]
+        for name, value in self._values.items():
+            yield name, bytes(value)
 
     def spliced(self, changes: Mapping[str, bytes]) -> bytes:
         """The text with these members' values replaced where they stand, or added at the end; all else as it came."""
-        present = sorted((self.spans[name], value) for name, value in changes.items() if name in self.spans)
+        spans = {name: (start, end) for name, start, end in self._located()}
+        present = sorted((spans[name], value) for name, value in changes.items() if name in spans)
         pieces, at = [], 0
         for (start, end), value in present:
             pieces += [self.text[at:start], value]
             at = end
         close = self.text.rindex(b"}")
         pieces.append(self.text[at:close])
-        comma = b"," if self.spans else b""
+        comma = b"," if spans else b""
         for name, value in changes.items():
-            if name not in self.spans:
+            if name not in spans:
                 pieces += [comma, literal(name), b":", value]
                 comma = b","
         pieces.append(self.text[close:])
         return b"".join(pieces)
+
+    def _located(self) -> list[tuple[str, int, int]]:
+        """Name, start and end of each member's value, in order; a name that comes twice is there twice."""
+        if self._places is None:
+            self._places = _located(self.text, self._values) or _members_slowly(self.text)
+        return self._places
 
 
 def check(text: bytes, depth_max: int) -> None:
@@ -143,7 +167,7 @@ def decode(text: bytes) -> Any:
 def literal(value: str | float | bool | None) -> bytes:
     """The JSON text of a plain value; a lone surrogate in it is escaped, as it must have come."""
     try:
-        return json.dumps(value, ensure_ascii=False).encode()
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return json.dumps(value).encode()
 
@@ -195,16 +219,7 @@ def kind(text: bytes) -> str:
     return "a number" if any(byte in text for byte in b".eE") else "an integer"
 
 
-def _members(text: bytes) -> list[tuple[str, int, int]]:
-    try:
-        values = _OBJECT.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return _members_slowly(text)
-    found = _located(text, values)
-    return _members_slowly(text) if found is None else found
-
-
-def _located(text: bytes, values: Mapping[str, msgspec.Raw]) -> list[tuple[str, int, int]] | None:
+def _located(text: bytes, values: Mapping[str, bytes | msgspec.Raw]) -> list[tuple[str, int, int]] | None:
     """Where the values that msgspec cut lie in the text; None where a name comes twice with another value.
 
     msgspec has seen that the text is JSON, so each key is followed by its value, and no JSON value followed by a comma

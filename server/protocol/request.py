@@ -94,7 +94,7 @@ def parse_object(body: bytes, depth_max: int) -> raw.Object:
 def _members(body: bytes, depth_max: int) -> dict[str, bytes]:
     cut = parse_object(body, depth_max)
     for name in ("model", "input"):
-        if name not in cut.spans:
+        if name not in cut:
             raise errors.missing_parameter(name)
     if cut.get("model") is None:
         raise errors.invalid_type("model", "a string", "null")
@@ -328,3 +328,6 @@ _CHECKS: dict[str, Check] = {
     "service_tier": _is_string,
     "prompt": _is_prompt,
 }
+
+MEMBERS = frozenset(_CHECKS)
+"""The names that are ours. Any other name in a request is its client's text, and no log may hold it (DESIGN 8)."""

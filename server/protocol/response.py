@@ -161,11 +161,11 @@ def _full_tool(tool: bytes) -> bytes:
     if cut.get("type") != b'"function"':
         return tool
     wanted = {"description": raw.NULL, "parameters": raw.NULL, "strict": b"true"}
-    return cut.spliced({name: value for name, value in wanted.items() if name not in cut.spans})
+    return cut.spliced({name: value for name, value in wanted.items() if name not in cut})
 
 
 def _full_reasoning(reasoning: raw.Object) -> bytes:
-    absent = {name: raw.NULL for name in ("effort", "summary") if name not in reasoning.spans}
+    absent = {name: raw.NULL for name in ("effort", "summary") if name not in reasoning}
     return reasoning.spliced({**absent, "context": b'"all_turns"'})
 
 

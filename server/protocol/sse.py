@@ -20,11 +20,14 @@ class Event(NamedTuple):
 
 
 class EventTooLarge(Exception):
-    """One event is larger than `event_bytes_max`. The decoder is of no use afterwards."""
+    """One event is larger than `event_bytes_max`. The decoder is of no use afterwards.
 
-    def __init__(self, event_bytes_max: int) -> None:
+    `events_before` are those that the same chunk completed before it.
+    """
+
+    def __init__(self, event_bytes_max: int, events_before: list[Event]) -> None:
         super().__init__(f"an event is larger than {event_bytes_max} bytes")
-        self.event_bytes_max = event_bytes_max
+        self.events_before = events_before
 
 
 class Decoder:
@@ -43,7 +46,7 @@ class Decoder:
         """The events that `chunk` completes, in order.
 
         Raises EventTooLarge when the text of one event, with its comments but without the empty line that ends it, is
-        longer than `event_bytes_max`. Events that the same chunk completed before that one are lost with it.
+        longer than `event_bytes_max`.
         """
         if self._start is not None:
             chunk = self._without_byte_order_mark(chunk)
@@ -53,14 +56,18 @@ class Decoder:
         self._unfinished += text
         end = self._unfinished.rfind(b"\n\n", first_unseen)
         if end < 0:
-            self._check_size(self._unfinished)
+            self._check_size(self._unfinished, [])
             return []
         blocks = bytes(self._unfinished[:end]).split(b"\n\n")
         del self._unfinished[: end + 2]
+        events: list[Event] = []
         for block in blocks:
-            self._check_size(block)
-        self._check_size(self._unfinished)
-        return [event for event in map(_parsed, blocks) if event is not None]
+            self._check_size(block, events)
+            event = _parsed(block)
+            if event is not None:
+                events.append(event)
+        self._check_size(self._unfinished, events)
+        return events
 
     def _without_byte_order_mark(self, chunk: bytes) -> bytes:
         start = (self._start or b"") + chunk
@@ -81,10 +88,10 @@ class Decoder:
         self._after_carriage_return = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _check_size(self, text: bytes | bytearray) -> None:
+    def _check_size(self, text: bytes | bytearray, events_before: list[Event]) -> None:
         # Empty lines around an event are not counted: where they fall depends on the borders of the chunks.
         if len(text) > self._event_bytes_max and len(text.strip(b"\n")) > self._event_bytes_max:
-            raise EventTooLarge(self._event_bytes_max)
+            raise EventTooLarge(self._event_bytes_max, events_before)
 
 
 def encode(name: bytes, data: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Postgres: what was said, exactly as it came. The only place that imports SQLAlchemy or asyncpg."""
+"""Postgres: what was said, exactly as it came. The only place that imports SQLAlchemy."""

@@ -118,7 +118,7 @@ def test_a_data_directory_that_cannot_be_one_is_told(command: list[str], folder:
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_tells_where_it_serves_and_ends_cleanly_by_a_signal(migrated: Path, ending: signal.Signals) -> None:
     upstream = f"http://ada:{SECRET}@{NOBODY}/v1"
-    options = ["--port", "0", "--upstream", upstream, "--upstream-api-key", SECRET, "--data-dir", migrated / "data"]
+    options = ["--port", "0", "--upstream", upstream, "--data-dir", migrated / "data"]
     log = migrated / "serve.log"
     with processes.running([REJOINDER, "serve", *options], migrated, "serve") as process:
         url = processes.awaited(process, lambda: processes.serving(log), log)["url"]

@@ -317,8 +317,14 @@ async def test_a_stream_with_too_large_an_event_ends_as_failed(emptied_database_
 
 @pytest.mark.parametrize(
     "broken",
-    [Reply(sse=""), Reply(sse=": nothing\n\n"), Reply(sse="", close=True), Reply(json={"output": []})],
-    ids=["empty", "a comment", "cut at once", "JSON"],
+    [
+        Reply(sse=""),
+        Reply(sse=": nothing\n\n"),
+        Reply(sse="", close=True),
+        Reply(json={"error": {"message": "secret"}}),
+        Reply(text=HTML),
+    ],
+    ids=["empty", "a comment", "cut at once", "JSON", "HTML"],
 )
 async def test_a_stream_without_any_event_is_an_error_of_its_own(
     application: Application, emptied_database_url: str, broken: Reply
@@ -328,6 +334,23 @@ async def test_a_stream_without_any_event_is_an_error_of_its_own(
     assert (answer.status_code, answer.headers["content-type"]) == (502, "application/json")
     assert answer.json()["error"]["type"] == "server_error"
     assert await stored_rows(emptied_database_url) == {}
+
+
+async def test_a_whole_reply_to_a_stream_is_streamed(application: Application) -> None:
+    """Some upstreams cannot stream, or not for every request, and answer with the finished response."""
+    application.mock.replies = [reply(message("Hi."), stream=False)]
+    events = events_of((await application.post(_body(True))).content)
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(5))
+    response = events[-1]["response"]
+    assert response["output"][0]["content"][0]["text"] == "Hi."
+    assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response
 
 
 async def test_a_stream_that_is_silent_before_its_headers_is_a_time_out(emptied_database_url: str) -> None:

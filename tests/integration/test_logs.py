@@ -134,15 +134,21 @@ async def test_turns_that_fail(
     failed = await application.post(_asked(**members), authorization=f"Bearer {CLIENT_API_KEY}")
     assert failed.status_code != 200 or b"response.failed" in failed.content
     lines = _check(application, library_log)
-    # What is refused before the upstream is asked is told to the client alone.
-    assert [line["event"] for line in lines[1:]] in ([], ["turn_refused"], ["turn_ended"])
+    assert [line["event"] for line in lines] in (
+        ["request_refused"],
+        ["turn_began", "turn_refused"],
+        ["turn_began", "turn_ended"],
+    )
 
 
 async def test_a_body_that_cannot_be_read(library_log: pytest.LogCaptureFixture, application: Application) -> None:
     for body in (f'{{"model":"m","input":"{SECRET}', f'{{"{SECRET}":1,"{SECRET}":2}}', f'["{SECRET}"]'):
         assert (await application.post(body.encode())).status_code == 400
     assert (await application.http.get(f"/v1/responses/{SECRET}?after={SECRET}")).status_code == 404
-    _check(application, library_log)
+    assert (await application.post({"model": "m", "input": [{"role": SECRET, "content": SECRET}]})).status_code == 400
+    lines = _check(application, library_log)
+    assert [line["event"] for line in lines] == ["request_refused"] * 4
+    assert [line["param"] for line in lines] == [None, None, None, "input[0]"]
 
 
 @both_modes

@@ -356,6 +356,12 @@ def test_done_without_a_terminal_event_is_a_failure() -> None:
     assert (result.types[-1], bodies(result.outcome)) == ("failed", ITEMS)
 
 
+def test_nothing_is_read_after_the_mark_of_the_end() -> None:
+    events = whole_turn()
+    result = turn(wire(events[:-1]), b"data: [DONE]\n\n", wire(events[-1:]))
+    assert (result.types[-1], bodies(result.outcome)) == ("failed", ITEMS)
+
+
 def test_the_first_terminal_event_wins() -> None:
     late = [terminal("failed", error={"code": "server_error", "message": "late"}), *answer(3), terminal("incomplete")]
     result = accepted([*whole_turn(), *late])
@@ -731,6 +737,21 @@ def test_items_may_be_on_their_way_side_by_side() -> None:
     woven = [event for pair in zip(first, second, strict=True) for event in pair]
     result = accepted(numbered([created(), in_progress(), *woven, terminal(output=ITEMS[:2])]))
     assert frames_of(result.stream)[2:-2] == frames_of(wire(numbered([created(), in_progress(), *woven])))[2:]
+
+
+@pytest.mark.parametrize("missing", ["item_id", "output_index"])
+def test_either_an_id_or_an_index_is_enough_to_tell_items_apart(missing: str) -> None:
+    woven = [event for pair in zip(thought(0), answer(1), strict=True) for event in pair]
+    events = numbered([created(), in_progress(), *woven, terminal(output=ITEMS[:2])])
+    broken = [without(missing)(event) if "item_id" in event else event for event in events]
+    assert accepted(broken).events == accepted(events).events
+
+
+def test_no_status_is_claimed_of_an_unannounced_item_before_it_is_done() -> None:
+    item = {name: value for name, value in CALL.items() if name != "status"}
+    result = turn_of([created(), in_progress(), done(0, item), terminal()])
+    assert "status" not in result.events[2]["item"]
+    assert result.events[3]["item"]["status"] == "completed"
 
 
 # --- ids

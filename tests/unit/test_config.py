@@ -257,3 +257,16 @@ def test_a_relative_data_directory_becomes_absolute(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
     assert load({"data_dir": "state"}, HOME).data_dir == tmp_path / "state"
+
+
+def test_an_upstream_has_one_kind_of_credentials() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load({"upstream": "http://user:secret-word@host/v1", "upstream_api_key": "key"}, {})
+    assert "upstream_api_key" in str(refused.value)
+    assert "secret-word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("upstream", ["http://a..b/v1", f"http://{'a' * 64}.example/v1"])
+def test_a_host_that_no_resolver_takes_is_refused(upstream: str) -> None:
+    with pytest.raises(ConfigError):
+        load({"upstream": upstream}, {})

@@ -217,6 +217,8 @@ def test_a_function_tool_is_echoed_with_its_four_keys_and_others_as_sent(sent: s
         ("1700000000.75", 1_700_000_000),
         ("1.7e9", 1_700_000_000),
         ("0", 0),
+        ("9007199254740991", 2**53 - 1),
+        ("9007199254740992", NOW_S),
         ("null", NOW_S),
         ('"1700000000"', NOW_S),
         ("-5", NOW_S),

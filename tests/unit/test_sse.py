@@ -234,3 +234,9 @@ def test_what_is_encoded_is_decoded() -> None:
     expected = [(names[0], b"{}"), (names[1], b'{"n": [1, 2]}'), (b"", b"[DONE]")]
     for border in range(len(stream)):
         assert decoded(stream[:border], stream[border:]) == expected
+
+
+def test_events_before_one_that_is_too_large_are_not_lost_with_it() -> None:
+    with pytest.raises(EventTooLarge) as too_large:
+        Decoder(13).feed(b"data: 1\n\ndata: 2\n\ndata: 12345678\n\ndata: 3\n\n")
+    assert too_large.value.events_before == [Event(b"", b"1"), Event(b"", b"2")]
