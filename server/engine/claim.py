@@ -15,6 +15,7 @@ class Claim:
         self._leases = leases
         self._telemetry = telemetry
         self._is_held = True
+        self._is_lost = False
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     async def free(self, *, is_used_up: bool = False) -> None:
@@ -28,6 +29,9 @@ class Claim:
         self._renewing.cancel()
         if is_used_up:
             return
+        if self._is_lost:
+            self._tell("lease_lost")
+            return
         try:
             await self._leases.release(self.lease)
         except ApiError:
@@ -38,7 +42,8 @@ class Claim:
             await asyncio.sleep(self._leases.lease_s / 3)
             try:
                 if not await self._leases.renew(self.lease):
-                    self._tell("lease_lost")
+                    # Or the turn's write has ended it this moment, which is known only when that returns.
+                    self._is_lost = True
                     return
             except ApiError:
                 self._tell("lease_not_renewed")

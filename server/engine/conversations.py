@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from server import errors
+from server.engine.aside import aside
 from server.engine.history import Histories
 from server.protocol import ids
 from server.protocol.conversation import parse_metadata, parse_new_conversation, parse_new_items
@@ -32,7 +33,7 @@ class ConversationEdits:
         self._now = now
 
     async def create(self, tenant_id: int, body: bytes) -> Conversation:
-        asked = parse_new_conversation(body, self._json_depth_max)
+        asked = await aside(len(body), parse_new_conversation, body, self._json_depth_max)
         given = await self._histories.resolved(tenant_id, asked.items)
         made = Conversation(public_id=ids.new_conversation_id(), metadata=asked.metadata, created_at=self._now())
         await self._conversations.add(tenant_id, made, given.items)
@@ -42,7 +43,7 @@ class ConversationEdits:
         return _found(await self._conversations.get(tenant_id, conversation_id), conversation_id)
 
     async def set_metadata(self, tenant_id: int, conversation_id: str, body: bytes) -> Conversation:
-        metadata = parse_metadata(body, self._json_depth_max)
+        metadata = await aside(len(body), parse_metadata, body, self._json_depth_max)
         changed = await self._conversations.set_metadata(tenant_id, conversation_id, metadata)
         return _found(changed, conversation_id)
 
@@ -51,7 +52,7 @@ class ConversationEdits:
 
     async def add_items(self, tenant_id: int, conversation_id: str, body: bytes) -> list[Item]:
         """The items as they were added, in order."""
-        asked = parse_new_items(body, self._json_depth_max)
+        asked = await aside(len(body), parse_new_items, body, self._json_depth_max)
         given = await self._histories.resolved(tenant_id, asked)
         _found(await self._conversations.add_items(tenant_id, conversation_id, given.items) or None, conversation_id)
         return given.items

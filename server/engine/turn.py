@@ -8,11 +8,12 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from server import errors
+from server.engine.aside import aside
 from server.engine.history import Histories, Origin
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
@@ -28,11 +29,6 @@ from server.protocol.upstream_request import upstream_request
 from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
 from server.upstream.client import UpstreamClient
-
-Result = TypeVar("Result")
-
-# About what is cut and copied in ten milliseconds.
-_ASIDE_BYTES_MIN = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +113,12 @@ class Turns:
         await asyncio.gather(*self._runs, return_exceptions=True)
 
     async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
-        request, given = await _aside(len(body), _parsed, body, self._limits.json_depth_max)
+        request, given = await aside(len(body), _parsed, body, self._limits.json_depth_max)
         given = await self._histories.resolved(tenant_id, given)
         origin, history = await self._histories.of(tenant_id, request)
         size = len(body) + sum(len(item.body) for turn in (*history, given.items) for item in turn)
         try:
-            turn = await _aside(size, self._prepared, tenant_id, request, origin, history, given)
+            turn = await aside(size, self._prepared, tenant_id, request, origin, history, given)
             if self._is_stopping:
                 raise errors.stopping()
         except BaseException:
@@ -304,13 +300,6 @@ class Turns:
 def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:
     request = parse(body, depth_max)
     return request, parse_input(request.input)
-
-
-async def _aside(size_bytes: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do pure work, in a thread where it is so much that every other turn would have to wait for it."""
-    if size_bytes <= _ASIDE_BYTES_MIN:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
 
 
 def _place(error: ApiError) -> str | None:

@@ -33,7 +33,7 @@ def parse_new_conversation(body: bytes, depth_max: int) -> NewConversation:
 def parse_metadata(body: bytes, depth_max: int) -> bytes:
     """The metadata that replaces a conversation's; raises ApiError 400."""
     cut = parse_object(body, depth_max)
-    if "metadata" not in cut.spans:
+    if "metadata" not in cut:
         raise errors.missing_parameter("metadata")
     return _metadata(cut)
 

@@ -1,0 +1,116 @@
+"""A turn's claim on its conversation: renewed while it is held, given up once, and told of when it is in danger."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server import errors
+from server.engine.claim import Claim
+from server.store.leases import Lease
+from server.telemetry import Telemetry
+
+LEASE = Lease(tenant_id=1, public_id="conv_1", conversation_id=7, version=3, token="t")
+
+
+class FakeLeases:
+    """Leases that end by nobody's clock: each renewal and release does what `answer` says."""
+
+    def __init__(self, answer: Callable[[], bool] = lambda: True, lease_s: float = 0.03) -> None:
+        self.lease_s = lease_s
+        self.calls: list[str] = []
+        self._answer = answer
+
+    async def renew(self, lease: Lease) -> bool:
+        assert lease is LEASE
+        self.calls.append("renew")
+        return self._answer()
+
+    async def release(self, lease: Lease) -> None:
+        assert lease is LEASE
+        self.calls.append("release")
+        self._answer()
+
+
+def claim_on(leases: Any) -> tuple[Claim, io.StringIO]:
+    log = io.StringIO()
+    return Claim(leases, LEASE, Telemetry("debug", log)), log
+
+
+def told(log: io.StringIO) -> list[tuple[str, str]]:
+    lines = map(json.loads, log.getvalue().splitlines())
+    return [(line["event"], line["conversation_id"]) for line in lines]
+
+
+def unavailable() -> bool:
+    raise errors.store_unavailable()
+
+
+async def test_a_claim_is_renewed_until_it_is_freed() -> None:
+    leases = FakeLeases()
+    claim, log = claim_on(leases)
+    await asyncio.sleep(0.08)
+    await claim.free()
+    renewals = leases.calls.count("renew")
+    assert 2 <= renewals <= 8
+    await asyncio.sleep(0.03)
+    assert leases.calls == ["renew"] * renewals + ["release"]
+    assert log.getvalue() == ""
+
+
+async def test_a_claim_has_time_for_three_renewals() -> None:
+    """So that one which fails, or comes late, costs nothing."""
+    leases = FakeLeases(lease_s=0.3)
+    claim, _ = claim_on(leases)
+    await asyncio.sleep(0.05)
+    assert leases.calls == []
+    await asyncio.sleep(0.1)
+    assert leases.calls == ["renew"]
+    await claim.free()
+
+
+@pytest.mark.parametrize("is_used_up", [False, True])
+async def test_a_claim_is_given_up_once(is_used_up: bool) -> None:
+    leases = FakeLeases(lease_s=60)
+    claim, _ = claim_on(leases)
+    await claim.free(is_used_up=is_used_up)
+    await claim.free()
+    await claim.free(is_used_up=True)
+    assert leases.calls == ([] if is_used_up else ["release"])
+
+
+async def test_a_claim_that_was_lost_is_told_of_and_not_renewed() -> None:
+    leases = FakeLeases(lambda: False)
+    claim, log = claim_on(leases)
+    await asyncio.sleep(0.06)
+    await claim.free()
+    assert leases.calls == ["renew"]
+    assert told(log) == [("lease_lost", "conv_1")]
+
+
+async def test_a_claim_whose_end_met_a_renewal_was_not_lost() -> None:
+    """The turn's write ended the lease, and a renewal came too late for it before the write could tell."""
+    leases = FakeLeases(lambda: False)
+    claim, log = claim_on(leases)
+    await asyncio.sleep(0.06)
+    await claim.free(is_used_up=True)
+    assert leases.calls == ["renew"]
+    assert log.getvalue() == ""
+
+
+async def test_a_renewal_that_fails_is_tried_again() -> None:
+    leases = FakeLeases(lambda: unavailable() if len(leases.calls) == 1 else True)
+    claim, log = claim_on(leases)
+    await asyncio.sleep(0.06)
+    await claim.free()
+    assert leases.calls.count("renew") >= 2
+    assert told(log) == [("lease_not_renewed", "conv_1")]
+
+
+async def test_a_release_that_fails_is_left_to_time() -> None:
+    claim, log = claim_on(FakeLeases(unavailable, lease_s=60))
+    await claim.free()
+    assert told(log) == [("lease_left_to_expire", "conv_1")]
