@@ -41,6 +41,9 @@ def texts() -> Iterator[tuple[str, str]]:
         here = Path(folder)
         folders[:] = [name for name in folders if not is_foreign(here / name)]
         for path in map(here.joinpath, names):
+            if path.name == ".git":
+                # In a further worktree of git's this is a file, which names the first one.
+                continue
             try:
                 yield named(path), path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
