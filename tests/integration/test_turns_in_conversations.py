@@ -691,6 +691,29 @@ async def test_a_client_that_leaves_before_its_turn_has_begun_frees_it_too(
     assert texts(await application.conversed(conversation_id)) == ["a"]
 
 
+@both_modes
+async def test_a_client_that_leaves_while_its_conversation_is_given_back_does_not_stop_that(
+    application: Application, emptied_database_url: str, stream: bool
+) -> None:
+    """Its turn has failed, and it hangs up before it is told."""
+    application.mock.replies = [Reply(status=500, text="no")]
+    conversation_id = await application.converse(user("a"))
+    body = {"model": "m", "input": "q", "conversation": conversation_id, "stream": stream}
+    async with connected(emptied_database_url) as connection:
+        with application.upstream_held():
+            asking = asyncio.create_task(application.post(body))
+            await until(lambda: len(application.mock.posts) == 1)
+            row = connection.transaction()
+            await row.start()
+            await connection.execute("select from conversations for update")
+        await until_true(connection, "select exists (select from pg_locks where not granted)")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        await row.commit()
+        await until_true(connection, "select locked_by is null from conversations", within_s=3)
+
+
 async def test_a_slow_reader_that_is_let_go_frees_the_conversation(emptied_database_url: str) -> None:
     frames = reply(message("Hi."), stream=True).sse_chunks or []
     at = next(place for place, frame in enumerate(frames) if "output_text.delta" in frame)
