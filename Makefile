@@ -31,10 +31,12 @@ setup: .venv/.synced ## Make .venv with everything in uv.lock; every other targe
 
 run: .venv/.synced ## Serve on 127.0.0.1:PORT before UPSTREAM=http://host:8000/v1 (without it, before a mock)
 ifdef UPSTREAM
-	$(SERVE) --upstream "$(UPSTREAM)"
+	@echo '*** Requests go to http://127.0.0.1:$(PORT)/v1 ***' >&2
+	@exec $(SERVE) --upstream "$(UPSTREAM)"
 else
 	@echo '*** NO UPSTREAM: a MOCK answers, not a model. For a model: make run UPSTREAM=http://host:8000/v1 ***' >&2
-	@mock_port=$$($(FREE_PORT)); $(BIN)/rejoinder mock --port $$mock_port & mock=$$!; \
+	@echo '*** Requests go to http://127.0.0.1:$(PORT)/v1 ***' >&2
+	@mock_port=$$($(FREE_PORT)); $(BIN)/rejoinder mock --port $$mock_port >/dev/null & mock=$$!; \
 	$(SERVE) --upstream http://127.0.0.1:$$mock_port/v1 & serve=$$!; \
 	trap 'kill $$serve' INT TERM; wait $$serve; status=$$?; wait $$serve; \
 	kill $$mock 2>/dev/null; wait $$mock; exit $$status

@@ -20,7 +20,7 @@ from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.protocol import profile
 from server.store.conversations import Conversations
-from server.store.database import Database, migrate
+from server.store.database import Database, check_schema, migrate
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
@@ -86,8 +86,7 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
         embedded = EmbeddedPostgres(config.data_dir)
         opened.push_async_callback(embedded.stop)
         url = await embedded.start()
-    if not config.no_migrate:
-        await migrate(url)
+    await (check_schema(url) if config.no_migrate else migrate(url))
     database = Database.open(url, pool_size=config.pool_size, pgbouncer=config.pgbouncer)
     opened.push_async_callback(database.close)
     return database

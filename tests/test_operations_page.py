@@ -24,7 +24,7 @@ def told(default: Any) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int) and default % (1 << 20) == 0 and default > 0:
-        return f"{default >> 20} MiB"
+        return f"{default} ({default >> 20} MiB)"
     return str(default)
 
 

@@ -60,4 +60,5 @@ def _announce(config: Config, url: str, telemetry: Telemetry) -> None:
         upstream=config.upstream,
         upstream_authentication=config.upstream_api_key is not None or "@" in (config.upstream or ""),
         database="embedded" if config.database_url is None else "external",
+        data_dir=str(config.data_dir) if config.database_url is None else None,
     )

@@ -4,7 +4,7 @@ Rule of this file: what a driver raises ends here. A fault of the connection or 
 `errors.store_unavailable`, a violated constraint is told by its name, and only a mistake of ours leaves as it came.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -117,6 +117,15 @@ async def migrate(url: str) -> None:
     A process may do this to one database at a time, for Alembic's context is global. Raises UnusableDatabase,
     SchemaTooNew and `errors.store_unavailable`.
     """
+    await _with_schema(url, _upgrade)
+
+
+async def check_schema(url: str) -> None:
+    """Raises UnusableDatabase where the schema at `url` is not this release's, and `errors.store_unavailable`."""
+    await _with_schema(url, _check)
+
+
+async def _with_schema(url: str, work: Callable[[Connection], None]) -> None:
     # Nothing is prepared: there is nothing to gain, and PgBouncer may be in between.
     arguments = _connect_arguments(url, timeout_s=10) | _UNPREPARED
     engine = create_async_engine("postgresql+asyncpg://", connect_args=arguments, poolclass=NullPool)
@@ -124,7 +133,7 @@ async def migrate(url: str) -> None:
         with _faults():
             async with engine.begin() as connection:
                 await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-                await connection.run_sync(_upgrade)
+                await connection.run_sync(work)
     finally:
         await engine.dispose()
 
@@ -148,15 +157,29 @@ def _upgrade(connection: Connection) -> None:
             f"The database's encoding is {encoding}, which cannot hold every text. Create one with: "
             "create database rejoinder encoding 'UTF8' template template0"
         )
-    config = migrations(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    _refuse_newer(connection)
+    command.upgrade(migrations(connection), "head")
+
+
+def _check(connection: Connection) -> None:
+    _refuse_newer(connection)
+    newest = ScriptDirectory.from_config(migrations(connection)).get_current_head()
+    if MigrationContext.configure(connection).get_current_heads() != (newest,):
+        raise UnusableDatabase(
+            "The database's schema is missing or older than this release's. Run `rejoinder migrate`, or start without "
+            "--no-migrate."
+        )
+
+
+def _refuse_newer(connection: Connection) -> None:
+    scripts = ScriptDirectory.from_config(migrations(connection))
+    known = {script.revision for script in scripts.walk_revisions()}
     unknown = set(MigrationContext.configure(connection).get_current_heads()) - known
     if unknown:
         raise SchemaTooNew(
             f"The database's schema is at revision {', '.join(sorted(unknown))}, which this release does not know: a "
             "newer one has migrated it. Start that release, or restore a backup from before."
         )
-    command.upgrade(config, "head")
 
 
 def _connect_arguments(url: str, timeout_s: float) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _LAST_BYTES_S = 0.05
 
 
 def default_transport() -> httpx.AsyncBaseTransport:
-    """A transport whose cost a stream can bear: httpx's own needs several times the CPU (measurements, 2.3)."""
+    """A transport whose cost a stream can bear: httpx's own needs several times the CPU."""
     limits = httpx.Limits(max_connections=_CONNECTIONS_MAX, keepalive_expiry=_IDLE_CONNECTION_S)
     return AiohttpTransport(limits=limits, trust_env=False)
 

@@ -177,8 +177,12 @@ async def test_a_write_that_fails(
         assert "server/store/database.py" in crash["frames"]
 
 
-async def test_a_database_without_the_schema(library_log: pytest.LogCaptureFixture, empty_database_url: str) -> None:
-    async with running(empty_database_url, [reply(message(_said(31)), stream=False)]) as application:
+async def test_a_database_that_lost_its_tables(library_log: pytest.LogCaptureFixture, database_url: str) -> None:
+    async with (
+        running(database_url, [reply(message(_said(31)), stream=False)]) as application,
+        connected(database_url) as connection,
+    ):
+        await connection.execute("drop table responses cascade")
         assert (await application.post(_asked())).status_code == 500
         assert (await application.http.get(f"/v1/responses/{SECRET}")).status_code == 500
         assert {line["event"] for line in _check(application, library_log)} >= {"turn_crashed", "request_crashed"}

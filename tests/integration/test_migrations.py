@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 import server
 from server import errors
-from server.store.database import Database, SchemaTooNew, UnusableDatabase, migrate, migrations
+from server.store.database import Database, SchemaTooNew, UnusableDatabase, check_schema, migrate, migrations
 from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
@@ -251,3 +251,12 @@ async def test_the_logging_of_the_process_is_left_alone(empty_database_url: str)
     await migrate(empty_database_url)
     assert (logging.root.level, logging.root.handlers, logging.getLogger("server").disabled) == before
     assert logging.getLogger("alembic").level == logging.NOTSET
+
+
+async def test_a_server_that_may_not_migrate_refuses_a_schema_that_is_not_there(empty_database_url: str) -> None:
+    with pytest.raises(UnusableDatabase, match="rejoinder migrate"):
+        await check_schema(empty_database_url)
+
+
+async def test_a_server_that_may_not_migrate_takes_a_schema_that_is_its_own(database_url: str) -> None:
+    await check_schema(database_url)
