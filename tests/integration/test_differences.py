@@ -45,22 +45,6 @@ async def test_a_websocket_is_not_found(application: Application) -> None:
     assert error_of(await application.http.get("/v1/responses", headers=handshake)) == (404, None, None)
 
 
-async def test_conversations_are_not_found(application: Application) -> None:
-    assert error_of(await application.http.post("/v1/conversations", json={})) == (404, None, None)
-    assert error_of(await application.http.get("/v1/conversations/conv_1")) == (404, None, None)
-    named = await application.post({"model": "m", "input": "a", "conversation": "conv_1"})
-    assert error_of(named) == (404, None, None)
-    assert named.json()["error"]["message"] == "Conversation with id 'conv_1' not found."
-    assert application.mock.posts == []
-
-
-@pytest.mark.parametrize("reference", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}])
-async def test_references_are_not_found(application: Application, reference: dict[str, str]) -> None:
-    answer = await application.post({"model": "m", "input": [reference]})
-    assert error_of(answer) == (404, "input", None)
-    assert application.mock.posts == []
-
-
 # --- requests
 
 
