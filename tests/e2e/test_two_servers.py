@@ -1,0 +1,316 @@
+"""Two servers as real processes on one database: turns at once, and one that is killed or stopped in a turn's way."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from server.mock import Mock
+from tests.application import both_modes, events_of, message, reply
+from tests.e2e import processes
+from tests.harness import serving, until
+from tests.postgres import connected, database_name, until_true
+
+TURNS = 50
+LEASE_S = 2
+
+
+class Echo:
+    """An upstream that answers the last message of its input, in either mode, and only while it may."""
+
+    def __init__(self) -> None:
+        self.inputs: list[list[str]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (event := await receive())["type"] == "http.request":
+            body += event["body"]
+            if not event["more_body"]:
+                break
+        asked = json.loads(body)
+        self.inputs.append([_text(item) for item in asked["input"]])
+        await self.may_answer.wait()
+        answer = reply(message(f"re: {self.inputs[-1][-1]}", id=f"msg_{len(self.inputs)}"), stream=asked["stream"])
+        again = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def received() -> Any:
+            return next(again, None) or await receive()
+
+        await Mock([answer])(scope, received, send)
+
+
+class Server:
+    """One process, and a client of it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self.process = process
+        self.http = httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False)
+
+    async def ask(self, conversation_id: str, text: str, *, stream: bool = False) -> httpx.Response:
+        body = {"model": "m", "input": text, "conversation": conversation_id, "stream": stream}
+        return await self.http.post("/v1/responses", json=body)
+
+    async def ask_until_free(self, conversation_id: str, text: str, *, stream: bool = False) -> int:
+        """Ask until the conversation is not locked any more, and say how often it was."""
+        async with asyncio.timeout(30):
+            for refused_count in itertools.count():
+                answer = await self.ask(conversation_id, text, stream=stream)
+                if answer.status_code == 200:
+                    return refused_count
+                assert answer.json()["error"]["code"] == "conversation_locked"
+                await asyncio.sleep(0.1)
+        raise AssertionError
+
+    async def listed(self, conversation_id: str) -> list[str]:
+        found: list[str] = []
+        after: dict[str, str] = {}
+        while True:
+            params = {"order": "asc", "limit": "100", **after}
+            page = (await self.http.get(f"/v1/conversations/{conversation_id}/items", params=params)).json()
+            found += map(_text, page["data"])
+            after = {"after": page["last_id"]}
+            if not page["has_more"]:
+                return found
+
+    async def converse(self) -> str:
+        conversation_id: str = (await self.http.post("/v1/conversations")).json()["id"]
+        return conversation_id
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Proxy:
+    """Between a server and its database. While it is held, what the database says does not arrive."""
+
+    def __init__(self, database_url: str) -> None:
+        self._url = database_url
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+
+    def hold(self) -> None:
+        self._may_answer.clear()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The URL by which the same database is reached through here."""
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        parts = urlsplit(self._url)
+        credentials = parts.netloc.rpartition("@")[0]
+        try:
+            yield f"postgresql://{credentials}@127.0.0.1:{port}/{database_name(self._url)}"
+        finally:
+            self._may_answer.set()
+            server.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        parts = urlsplit(self._url)
+        folder = parse_qs(parts.query).get("host", [parts.hostname or ""])[0]
+        if folder.startswith("/"):
+            there = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{parts.port or 5432}")
+        else:
+            there = await asyncio.open_connection(folder or "127.0.0.1", parts.port or 5432)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, there[1], waits=False), self._pump(there[0], writer, waits=True))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, waits: bool) -> None:
+        try:
+            while data := await reader.read(65536):
+                if waits:
+                    await self._may_answer.wait()
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+
+def _text(item: dict[str, Any]) -> str:
+    content: Any = item["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
+
+
+@contextlib.contextmanager
+def _process(folder: Path, name: str, **settings: Any) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    file = folder / f"{name}.toml"
+    file.write_text("\n".join(f"{setting} = {json.dumps(value)}" for setting, value in settings.items()))
+    line: list[str | Path] = [processes.OURS / "rejoinder", "serve", "--port", "0", "--config", file]
+    with processes.running(line, folder, name) as process:
+        log = folder / f"{name}.log"
+        try:
+            yield process, processes.awaited(process, lambda: processes.serving(log), log)["url"]
+        finally:
+            # One that is stopped would not see that it is to end.
+            process.send_signal(signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def _server(folder: Path, name: str, **settings: Any) -> AsyncIterator[Server]:
+    with contextlib.ExitStack() as running:
+        # Not in this loop, which has a database's proxy to serve meanwhile.
+        process, url = await asyncio.to_thread(running.enter_context, _process(folder, name, **settings))
+        server = Server(process, url)
+        async with server.http:
+            yield server
+        await asyncio.to_thread(running.close)
+
+
+@pytest.fixture
+def upstream() -> Echo:
+    return Echo()
+
+
+@contextlib.asynccontextmanager
+async def _two_servers(
+    folder: Path,
+    upstream: Echo,
+    database_url: str,
+    *,
+    first_database_url: str | None = None,
+    lease_s: float = LEASE_S,
+    pool_size: int = 8,
+) -> AsyncIterator[tuple[Server, Server]]:
+    async with contextlib.AsyncExitStack() as opened:
+        address = await opened.enter_async_context(serving(upstream))
+        settings = {"upstream": f"{address}/v1", "no_migrate": True, "lease_s": lease_s, "pool_size": pool_size}
+        first, second = [
+            await opened.enter_async_context(_server(folder, name, database_url=url, **settings))
+            for name, url in (("first", first_database_url or database_url), ("second", database_url))
+        ]
+        yield first, second
+
+
+async def test_fifty_turns_at_once_are_all_there_whole_and_in_one_order(
+    tmp_path: Path, upstream: Echo, database_url: str
+) -> None:
+    choose = random.Random(50)
+    refused: Counter[str] = Counter()
+    async with _two_servers(tmp_path, upstream, database_url, lease_s=30) as servers:
+        conversation_id = await servers[0].converse()
+
+        async def take_turn(number: int) -> None:
+            while True:
+                answer = await choose.choice(servers).ask(conversation_id, f"q{number}", stream=number % 2 == 0)
+                if answer.status_code == 200:
+                    return
+                refused[answer.json()["error"]["code"]] += 1
+                await asyncio.sleep(choose.uniform(0.005, 0.05))
+
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(take_turn(number) for number in range(TURNS)))
+        listed = await servers[1].listed(conversation_id)
+    asked = listed[::2]
+    assert sorted(asked) == sorted(f"q{number}" for number in range(TURNS))
+    assert listed[1::2] == [f"re: {text}" for text in asked]
+    # Each turn knew all that were before it, and those that were refused cost no inference.
+    assert upstream.inputs == [listed[: 2 * number + 1] for number in range(TURNS)]
+    assert set(refused) == {"conversation_locked"}
+
+
+@both_modes
+async def test_a_server_that_is_killed_in_a_turn_leaves_its_conversation_to_the_next(
+    tmp_path: Path, upstream: Echo, database_url: str, stream: bool
+) -> None:
+    async with _two_servers(tmp_path, upstream, database_url) as (first, second):
+        conversation_id = await first.converse()
+        assert (await first.ask(conversation_id, "before")).status_code == 200
+        upstream.may_answer.clear()
+        asking = asyncio.create_task(first.ask(conversation_id, "lost", stream=stream))
+        await until(lambda: len(upstream.inputs) == 2)
+        killed_at_s = time.monotonic()
+        first.kill()
+        with pytest.raises(httpx.HTTPError):
+            await asking
+        upstream.may_answer.set()
+        refused_count = await second.ask_until_free(conversation_id, "after", stream=stream)
+        took_s = time.monotonic() - killed_at_s
+        assert refused_count > 0
+        # Its last renewal cannot be later than its end.
+        assert took_s < LEASE_S + 5
+        assert await second.listed(conversation_id) == ["before", "re: before", "after", "re: after"]
+    assert upstream.inputs[-1] == ["before", "re: before", "after"]
+    async with connected(database_url) as connection:
+        assert await connection.fetchval("select count(*) from responses") == 2
+
+
+@both_modes
+async def test_a_server_that_is_killed_behind_its_commit_has_stored_the_turn_and_freed_its_conversation(
+    tmp_path: Path, upstream: Echo, database_url: str, stream: bool
+) -> None:
+    """The commit is done, the server does not know it yet, and its client has seen no end."""
+    proxy = Proxy(database_url)
+    async with (
+        proxy.serving() as through,
+        _two_servers(tmp_path, upstream, database_url, first_database_url=through, lease_s=60, pool_size=1) as (
+            first,
+            second,
+        ),
+        connected(database_url) as connection,
+    ):
+        conversation_id = await first.converse()
+        # So that the one connection has the statement prepared, and the write is one round trip.
+        assert (await first.ask(conversation_id, "p")).status_code == 200
+        upstream.may_answer.clear()
+        received = bytearray()
+
+        async def ask() -> None:
+            body = {"model": "m", "input": "q", "conversation": conversation_id, "stream": stream}
+            async with first.http.stream("POST", "/v1/responses", json=body) as answer:
+                async for chunk in answer.aiter_raw():
+                    received.extend(chunk)
+
+        asking = asyncio.create_task(ask())
+        await until(lambda: len(upstream.inputs) == 2)
+        proxy.hold()
+        upstream.may_answer.set()
+        await until_true(connection, "select count(*) = 2 from responses")
+        first.kill()
+        with pytest.raises(httpx.HTTPError):
+            await asking
+        assert b"response.completed" not in received
+        assert b'"completed_at":1' not in received
+        # At once: what stored the turn has ended the lease.
+        answer = await second.ask(conversation_id, "r", stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert await second.listed(conversation_id) == ["p", "re: p", "q", "re: q", "r", "re: r"]
+    assert upstream.inputs[-1] == ["p", "re: p", "q", "re: q", "r"]
+
+
+@both_modes
+async def test_a_server_that_was_stopped_past_its_lease_adds_nothing(
+    tmp_path: Path, upstream: Echo, database_url: str, stream: bool
+) -> None:
+    async with _two_servers(tmp_path, upstream, database_url) as (first, second):
+        conversation_id = await first.converse()
+        upstream.may_answer.clear()
+        asking = asyncio.create_task(first.ask(conversation_id, "stopped", stream=stream))
+        await until(lambda: len(upstream.inputs) == 1)
+        first.process.send_signal(signal.SIGSTOP)
+        upstream.may_answer.set()
+        await second.ask_until_free(conversation_id, "overtaking")
+        first.process.send_signal(signal.SIGCONT)
+        answer = await asking
+        if stream:
+            assert events_of(answer.content)[-1]["type"] == "response.failed"
+        else:
+            assert answer.status_code == 503
+        assert await second.listed(conversation_id) == ["overtaking", "re: overtaking"]
+        assert (await first.ask(conversation_id, "again")).status_code == 200
+    assert upstream.inputs[-1] == ["overtaking", "re: overtaking", "again"]
+    async with connected(database_url) as connection:
+        assert await connection.fetchval("select count(*) from responses") == 2
