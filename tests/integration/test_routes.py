@@ -286,7 +286,6 @@ NO_ROUTES = [
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/conversations"),
     ("GET", "/v1/conversations/conv_1"),
     ("GET", "/v1/responses/resp_1/nothing"),
     ("GET", "/responses"),
