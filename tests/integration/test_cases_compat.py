@@ -198,3 +198,30 @@ async def test_a_member_given_twice_is_refused(emptied_database_url: str) -> Non
         "code": "invalid_value",
     }
     assert case.calls == 0
+
+
+async def test_a_reference_is_sent_as_the_item_that_it_names(emptied_database_url: str) -> None:
+    """B134"""
+    async with playing("B134", emptied_database_url) as case:
+        await case.play()
+    assert case.sent(2)["input"] == [user("x"), assistant("m1", "a"), user("y")]
+    assert (case.answer(2).status, case.answer(3).status) == (200, 404)
+    assert "'msg_nope'" in case.answer(3).json["error"]["message"]
+    assert case.calls == 2
+    assert b"item_reference" not in case.sent_bytes
+
+
+async def test_an_open_call_can_be_deleted_from_its_conversation(emptied_database_url: str) -> None:
+    """B138"""
+    async with playing("B138", emptied_database_url) as case:
+        await case.play()
+        response = case.answer(2).json
+        stored = await case.server.http.get(f"/v1/responses/{response['id']}")
+    assert case.answer(4).json == case.answer(1).json
+    before, after = case.answer(3).json["data"], case.answer(5).json["data"]
+    assert [item["type"] for item in before] == ["message", "message", "function_call"]
+    assert after == before[:2]
+    assert case.answer(6).status == 200
+    assert case.sent(2)["input"] == [user("a"), assistant("m0", "let me look"), user("forget it")]
+    assert stored.json() == response
+    assert [item["type"] for item in response["output"]] == ["message", "function_call"]

@@ -6,6 +6,20 @@ from tests.case_player import assistant, playing, reasoning, texts, user
 from tests.postgres import connected
 
 
+async def test_a_conversation_is_in_the_order_of_its_turns_though_they_are_made_within_a_second(
+    emptied_database_url: str,
+) -> None:
+    """B001, but for the clock: test_conversation_store sets it back"""
+    async with playing("B001", emptied_database_url) as case:
+        await case.play()
+        newest_first = await case.server.http.get(f"/v1/conversations/{case.answer(1).json['id']}/items?limit=100")
+    listed = case.answer(6).json["data"]
+    said = [f"{word} {number}" for number in range(1, 5) for word in ("ping", "pong")]
+    assert texts(listed) == said
+    assert newest_first.json()["data"] == listed[::-1]
+    assert texts(case.sent(4)["input"]) == [*said[:6], "ping 4"]
+
+
 async def test_each_turn_sends_every_earlier_item_once_and_stores_only_its_own(emptied_database_url: str) -> None:
     """B002"""
     async with playing("B002", emptied_database_url) as case:

@@ -152,3 +152,35 @@ async def test_a_reply_of_older_vllm_is_stored(emptied_database_url: str) -> Non
     assert case.answer(2).json["output"] == [answered("m1", "x")]
     assert repr(case.answer(2).json["created_at"]) == "1756274867"
     assert case.answer(2).body == case.answer(1).body
+
+
+async def test_a_turn_that_cannot_be_appended_is_not_stored_either(emptied_database_url: str) -> None:
+    """B075"""
+    async with playing("B075", emptied_database_url) as case:
+        await case.play(1)
+        async with connected(emptied_database_url) as connection:
+            await connection.execute(
+                "create function no_space() returns trigger language plpgsql as "
+                "$$ begin raise exception using errcode = 'disk_full'; end $$;"
+                "create trigger no_space before insert on items for each row execute function no_space()"
+            )
+            await case.play(3)
+            await connection.execute("drop function no_space cascade")
+        await case.play(4, 5)
+    assert (case.answer(3).status, case.answer(3).json["error"]["type"]) == (503, "server_error")
+    assert case.answer(4).json["data"] == []
+    assert case.answer(5).status == 200
+    assert case.sent(2)["input"] == [user("again")]
+
+
+async def test_a_conversation_gets_the_items_of_each_turn_once(emptied_database_url: str) -> None:
+    """B076"""
+    async with playing("B076", emptied_database_url) as case:
+        await case.play()
+    conversation_id = case.answer(1).json["id"]
+    listed = case.answer(4).json["data"]
+    assert [item["content"][0]["text"] for item in listed] == ["zero", "one", "caf\u00e9 \u732b ok", "two?", "two"]
+    assert [listed[2], listed[4]] == [*case.answer(2).json["output"], *case.answer(3).json["output"]]
+    responses = [event["response"] for event in case.answer(2).events if "response" in event]
+    for response in (*responses, case.answer(3).json):
+        assert response["conversation"] == {"id": conversation_id}

@@ -132,3 +132,25 @@ async def test_two_reasoning_items_in_a_row_stay_two(emptied_database_url: str) 
         assistant("m1", "z"),
         user("more"),
     ]
+
+
+async def test_a_conversation_takes_reasoning_with_an_id_and_without(emptied_database_url: str) -> None:
+    """B024"""
+    async with playing("B024", emptied_database_url) as case:
+        await case.play()
+    added = case.answer(2)
+    assert added.status == 200
+    ids = [item["id"] for item in added.json["data"]]
+    assert ids[1] == "rs_keep"
+    assert [item_id.partition("_")[0] for item_id in ids] == ["msg", "rs", "rs", "msg"]
+    assert len(set(ids)) == 4
+    assert case.answer(3).json["data"] == added.json["data"]
+    thought = {"type": "reasoning", "summary": []}
+    said = {"type": "message", "role": "assistant"}
+    assert case.sent(1)["input"] == [
+        user("a"),
+        thought | {"id": "rs_keep", "content": [{"type": "reasoning_text", "text": "t1"}]},
+        thought | {"content": [{"type": "reasoning_text", "text": "t2"}]},
+        said | {"content": [{"type": "output_text", "text": "b", "annotations": []}]},
+        user("go"),
+    ]

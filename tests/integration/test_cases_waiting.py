@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.harness import cases
 
 WAITING = {
-    "conversations and item references": "B001 B024 B075 B076 B094 B111 B115 B134 B138",
     "upstreams that speak Chat Completions": (
         "B018 B020 B021 B023 B034 B038 B040 B053 B054 B056 B057 B088 B107 B116 B117 B129 B137"
     ),
