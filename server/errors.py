@@ -277,7 +277,7 @@ def stopping() -> ApiError:
 
 
 def store_unavailable() -> ApiError:
-    return ApiError(503, "The database is not available.", type="server_error")
+    return ApiError(503, "The database is not available. It may be that nothing was stored.", type="server_error")
 
 
 def internal() -> ApiError:
