@@ -11,7 +11,11 @@ from collections.abc import Iterable
 MESSAGE_LENGTH_MAX = 500
 """How much of an upstream's own message a caller may read."""
 
-_CREDENTIAL = re.compile(r"(?i)\b(bearer\s+|basic\s+|sk-|hf_|api[-_ ]?key[=:]\s*)[\w.~+/=-]{6,}")
+_CREDENTIAL = re.compile(
+    r"(?i)\b(bearer\s+|basic\s+|authorization:\s*token\s+|sk-|hf_|ghp_|akia|eyj"
+    r"|(?:api[-_ ]?key(?: provided)?|token|password)[\"']?\s*[:=]\s*[\"']?)[\w.~+/=-]{6,}"
+)
+_USER_OF_A_URL = re.compile(r"://[^\s/@]+@")
 _VALIDATION_LIST = re.compile(r"\b\d+ validation errors?\b")
 
 
@@ -233,7 +237,7 @@ def fit_to_tell(message: object, api_key: str | None = None) -> str | None:
     line = message.strip().splitlines()[0]
     if api_key:
         line = line.replace(api_key, "***")
-    return _CREDENTIAL.sub(r"\1***", line)[:MESSAGE_LENGTH_MAX]
+    return _CREDENTIAL.sub(r"\1***", _USER_OF_A_URL.sub("://***@", line))[:MESSAGE_LENGTH_MAX]
 
 
 def model_not_found(model: str) -> ApiError:
@@ -273,7 +277,7 @@ def stopping() -> ApiError:
 
 
 def store_unavailable() -> ApiError:
-    return ApiError(503, "The database is not available. Nothing was stored.", type="server_error")
+    return ApiError(503, "The database is not available. It may be that nothing was stored.", type="server_error")
 
 
 def internal() -> ApiError:

@@ -11,6 +11,7 @@ from server.protocol import raw
 from server.store.database import Database
 from server.upstream.client import UpstreamClient
 
+DATABASE_PROBE_S = 2.0
 UPSTREAM_PROBE_S = 0.5
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
@@ -25,7 +26,7 @@ async def check_health() -> Response[bytes]:
 async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
-    database_is_ready, upstream_is_ready = await asyncio.gather(database.ping(), _answers(request.app.state.upstream))
+    database_is_ready, upstream_is_ready = await asyncio.gather(_pings(database), _answers(request.app.state.upstream))
     members = {
         "status": _readiness(database_is_ready),
         "database": _readiness(database_is_ready),
@@ -39,6 +40,14 @@ async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The upstream's list, as it came."""
     upstream: UpstreamClient = request.app.state.upstream
     return wire.json_response(await upstream.models())
+
+
+async def _pings(database: Database) -> bool:
+    try:
+        async with asyncio.timeout(DATABASE_PROBE_S):
+            return await database.ping()
+    except TimeoutError:
+        return False
 
 
 async def _answers(upstream: UpstreamClient) -> bool:

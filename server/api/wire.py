@@ -16,6 +16,8 @@ from server.telemetry import Telemetry
 
 JSON = "application/json"
 
+_LENGTH_DIGITS_MAX = 18
+
 _DISCARD_MAX_S = 5
 
 
@@ -68,7 +70,9 @@ def render_client_left(request: Request[Any, Any, Any], _: ClientLeft) -> Respon
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     """The request's body. Raises ApiError 413 as soon as it is known to be too large, ClientLeft if it ends early."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > bytes_max:
+    if declared.isdigit() and (
+        len(declared.lstrip(b"0")) > _LENGTH_DIGITS_MAX or int(declared[-_LENGTH_DIGITS_MAX:]) > bytes_max
+    ):
         raise errors.body_too_large(bytes_max)
     pieces: list[bytes] = []
     size = 0

@@ -160,10 +160,28 @@ def _decide_call(place: _Place) -> Decision:
 
 
 def _decide_output(place: _Place) -> Decision:
-    changes: dict[str, bytes] = {}
+    output = place.cut.get("output")
+    changes = {} if output is None else {"output": _with_details(output)}
     if place.item.call_id is None and place.answers is not None and place.answers.call_id is not None:
         changes["call_id"] = raw.literal(place.answers.call_id)
     return Decision(place.item, "kept", "output", _copy(place, changes))
+
+
+def _with_details(output: bytes) -> bytes:
+    """An output whose images say their `detail`: vLLM refuses one that does not, and clients leave it out."""
+    if not output.startswith(b"["):
+        return output
+    parts = raw.elements(output)
+    detailed = [_with_detail(part) for part in parts]
+    return output if detailed == parts else raw.array(detailed)
+
+
+def _with_detail(part: bytes) -> bytes:
+    if not part.startswith(b"{"):
+        return part
+    cut = raw.Object(part)
+    lacks_detail = cut.string("type") == "input_image" and cut.get("detail") is None
+    return cut.spliced({"detail": b'"auto"'}) if lacks_detail else part
 
 
 def _left_out(place: _Place, rule: str) -> Decision:

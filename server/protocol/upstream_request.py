@@ -18,7 +18,7 @@ def upstream_request(request: Request, response_id: str, copies: Iterable[bytes]
     """
     withheld = profile.own_members | profile.withheld_members
     members = {name: value for name, value in request.members.items() if name not in withheld}
-    tools = [_sent_tool(tool) for tool in raw.elements(members.pop("tools", b"[]")) if _is_sent(tool, profile)]
+    tools = _sent_tools(members.pop("tools", b"[]"), profile)
     if tools:
         members["tools"] = raw.array(tools)
     if "tool_choice" in members:
@@ -36,13 +36,22 @@ def _sent_include(include: bytes, profile: Profile) -> list[bytes]:
     return [name for name in raw.elements(include) if raw.decode(name) in profile.includable]
 
 
+def _sent_tools(tools: bytes, profile: Profile) -> list[bytes]:
+    return [_sent_tool(tool, profile) for tool in raw.elements(tools) if _is_sent(tool, profile)]
+
+
 def _is_sent(tool: bytes, profile: Profile) -> bool:
     return raw.Object(tool).string("type") in profile.tool_types
 
 
-def _sent_tool(tool: bytes) -> bytes:
-    """A custom tool's grammar goes up as free text: vLLM refuses a grammar, and the tool is usable without it."""
+def _sent_tool(tool: bytes, profile: Profile) -> bytes:
+    """A tool as the upstream takes it; of a namespace, those of its tools that it takes.
+
+    A custom tool's grammar goes up as free text: vLLM refuses a grammar, and the tool is usable without it.
+    """
     cut = raw.Object(tool)
+    if cut.string("type") == "namespace":
+        return cut.spliced({"tools": raw.array(_sent_tools(cut.get("tools") or b"[]", profile))})
     form = cut.get("format")
     if cut.string("type") != "custom" or form is None or raw.Object(form).string("type") != "grammar":
         return tool

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import aiohttp
 import httpx
+from aiohttp.http_exceptions import HttpProcessingError
 from httpx_aiohttp import AiohttpTransport
 
 from server import errors
@@ -121,7 +122,8 @@ class UpstreamClient:
             method,
             self._base_url + path,
             headers=headers,
-            stream=_Body(body) if body else httpx.ByteStream(b""),
+            # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
+            stream=_Body(body) if body else None,
             extensions={"timeout": timeout.as_dict()},
         )
         with _translated():
@@ -177,8 +179,9 @@ def _translated() -> Iterator[None]:
         raise errors.upstream_unreachable() from error
     except httpx.TimeoutException as error:
         raise _named_fault(error.__cause__) from error.__cause__
-    except httpx.HTTPError as error:
-        raise errors.upstream_broken("it closed the connection in the middle of its reply.") from error
+    except (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError) as error:
+        # Of what is no HTTP httpx-aiohttp translates nothing.
+        raise errors.upstream_broken("its reply broke off, or is no HTTP.") from error
 
 
 def _named_fault(cause: BaseException | None) -> ApiError:

@@ -38,6 +38,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, model: str, ap
     if retry_after is not None and not _RETRY_AFTER.fullmatch(retry_after):
         retry_after = None
     param = _param(told)
+    if api_key and param and api_key in param:
+        param = None
     message = _message(status, told, param, api_key)
     is_overflow = status == 400 and _is_overflow(told)
     return errors.upstream_refused(
@@ -75,6 +77,9 @@ def _param(told: Mapping[str, Any]) -> str | None:
         return None
     # Behind the request's own path pydantic names the types of a union that it tried.
     path = _UNION_MEMBER.sub("", param.removeprefix("body."))
+    if path.startswith("input."):
+        # The upstream counts in what it got, which begins with the history: no place in the client's own input.
+        return "input"
     return re.sub(r"\.(\d+)", r"[\1]", path) if path != "body" and path[:1].isalpha() else None
 
 

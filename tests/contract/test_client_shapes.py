@@ -237,7 +237,10 @@ SHAPES: dict[str, Shape] = {
             {
                 "type": "function_call_output",
                 "call_id": "call_1",
-                "output": [{"type": "input_text", "text": "sunny"}, {"type": "input_image", "image_url": PNG}],
+                "output": [
+                    {"type": "input_text", "text": "sunny"},
+                    {"type": "input_image", "image_url": PNG, "detail": "auto"},
+                ],
             },
         ],
         [

@@ -160,7 +160,8 @@ async def test_every_input_item_keeps_its_type_and_members(emptied_database_url:
         await case.play()
         listed = await case.server.listed(case.answer(1).json["id"])
     line = {"type": "input_text", "text": "line"}
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    # vLLM refuses an image in an output that does not say its detail.
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
     call = {"type": "function_call", "id": "f1", "call_id": "call_a", "name": "t", "arguments": '{"q": "x"}'}
     output = {"type": "function_call_output", "call_id": "call_a", "output": [line, image]}
     assert case.sent(1)["input"] == [
@@ -180,7 +181,7 @@ async def test_every_input_item_keeps_its_type_and_members(emptied_database_url:
             ("developer", "d", {}),
             ("user", "u", {}),
             ("", "", {name: value for name, value in call.items() if name != "id"}),
-            ("", "", output | {"output": [line, image | {"detail": "auto"}]}),
+            ("", "", output),
             ("user", "v", {}),
         )
     ]

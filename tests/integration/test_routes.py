@@ -286,8 +286,7 @@ NO_ROUTES = [
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/chat/completions"),
-    ("GET", "/v1/conversations/conv_1/nothing"),
-    ("GET", "/v1/conversations/conv_1/items/msg_1/nothing"),
+    ("GET", "/v1/conversations/conv_1"),
     ("GET", "/v1/responses/resp_1/nothing"),
     ("GET", "/responses"),
 ]

@@ -93,8 +93,12 @@ def test_a_404_about_the_model_is_the_callers_to_mend() -> None:
 
 def test_fastapis_list_becomes_a_sentence_with_the_param() -> None:
     error = refused(422, {"detail": [{"loc": ["body", "input", 0, "content"], "msg": "secret text", "type": "x"}]})
-    assert (error.status, error.param) == (422, "input[0].content")
-    assert error.message == "The model server refused the request with status 422 ('input[0].content')."
+    assert (error.status, error.param) == (422, "input")
+    assert error.message == "The model server refused the request with status 422 ('input')."
+
+
+def test_our_key_is_no_param() -> None:
+    assert refused(400, {"error": {"message": "x", "param": SECRET}}).param is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_fastapis_list_becomes_a_sentence_with_the_param() -> None:
     [
         ("first line\nsecond line", "first line"),
         (f"key {SECRET} is wrong", "key *** is wrong"),
-        ("Incorrect API key provided: sk-abcdef123456.", "Incorrect API key provided: sk-***"),
+        ("Incorrect API key provided: sk-abcdef123456.", "Incorrect API key provided: ***"),
         ("Authorization: Bearer abcdef123456 refused", "Authorization: Bearer *** refused"),
         ("x" * 900, "x" * MESSAGE_LENGTH_MAX),
         ("", "The model server refused the request with status 400."),

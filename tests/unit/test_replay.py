@@ -401,10 +401,23 @@ def test_a_custom_tools_call_and_output_are_sent() -> None:
 
 @pytest.mark.parametrize(
     "output",
-    ['"W\\u0000s"', '""', "[]", '[{"type":"input_text","text":"line"},{"type":"input_image","image_url":"data:x"}]'],
+    [
+        '"W\\u0000s"',
+        '""',
+        "[]",
+        '[{"type":"input_text","text":"line"},{"type":"input_image","image_url":"data:x","detail":"low"}]',
+    ],
 )
 def test_an_output_is_sent_as_it_came(output: str) -> None:
     assert sent(GO, CALL, OUTPUT.replace('"o"', output))[2] == OUTPUT.replace('"o"', output)
+
+
+@pytest.mark.parametrize("detail", ["", ',"detail":null'])
+def test_an_image_in_an_output_says_its_detail(detail: str) -> None:
+    """vLLM's `ResponseInputImageParam` requires it, and the AI SDK leaves it out."""
+    image = '[{"type":"input_image","image_url":"data:x"%s}]'
+    sent_output = OUTPUT.replace('"o"', image % ',"detail":"auto"')
+    assert sent(GO, CALL, OUTPUT.replace('"o"', image % detail))[2] == sent_output
 
 
 @pytest.mark.parametrize("call_id", ["", '"call_id":null,'])

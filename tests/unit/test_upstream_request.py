@@ -203,6 +203,16 @@ def test_only_a_namespace_holds_tools_of_its_own() -> None:
     assert member("tools", f'"tools":[{odd}],{choice}') == [json.loads(odd)]
 
 
+def test_of_a_namespace_the_tools_that_the_upstream_calls_are_sent() -> None:
+    function = '{"type":"function","name":"f","parameters":{}}'
+    namespace = '{"type":"namespace","name":"n","description":"d","tools":[%s]}'
+    given = namespace % f'{function},{{"type":"web_search"}},{GRAMMAR}'
+    free = json.loads(GRAMMAR) | {"format": {"type": "text"}}
+    assert member("tools", f'"tools":[{given}]') == [
+        {"type": "namespace", "name": "n", "description": "d", "tools": [json.loads(function), free]}
+    ]
+
+
 @pytest.mark.parametrize("tools", ["", '"tools":null,', '"tools":[],', f'"tools":[{SEARCH}],'])
 def test_a_tool_cannot_be_required_where_none_is_sent(tools: str) -> None:
     """vLLM refuses it too (contract vllm.md 2), but only once it is asked."""
