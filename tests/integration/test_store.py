@@ -13,6 +13,7 @@ from sqlalchemy import event, text
 from server import errors
 from server.protocol.items import Item
 from server.store import sql
+from server.store.conversations import Conversation, Conversations
 from server.store.database import ConstraintViolated, Database
 from server.store.responses import History, NewResponse, Parent, Responses
 from tests.harness import until
@@ -313,6 +314,8 @@ async def test_a_chain_a_thousand_deep_is_walked_by_look_ups(database: Database,
     await add_chain(responses, *map(str, range(1001)))
     # Other rows of the same tenant, which no plan may read.
     await add_chain(responses, *(f"other_{number}" for number in range(50)))
+    conversation = Conversation(public_id="conv", metadata=b"{}", created_at=NOON)
+    await Conversations(database).add(1, conversation, [message(f"listed_{number}") for number in range(50)])
     with recorded_statements(database) as statements:
         for depth in (300, 1000):
             history = await known(responses, f"resp_{depth}")
