@@ -24,6 +24,7 @@ from server.store.database import Database, check_schema, migrate
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
+from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 
 UPSTREAM_NAME = "default"
@@ -59,11 +60,11 @@ def _lifespan(
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as opened:
             database = await _open_database(config, opened)
-            upstream = _open_upstream(config)
-            opened.push_async_callback(upstream.close)
+            upstreams = _open_upstreams(config)
+            opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
             histories = Histories(stored, conversations, Leases(database, config.lease_s), telemetry)
-            turns = _turns(config, telemetry, stored, histories, upstream)
+            turns = _turns(config, telemetry, stored, histories, upstreams)
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
@@ -72,7 +73,7 @@ def _lifespan(
                 "responses": stored,
                 "telemetry": telemetry,
                 "turns": turns,
-                "upstream": upstream,
+                "upstreams": upstreams,
             }
             app.state.update(services)
             yield
@@ -92,9 +93,9 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
-def _open_upstream(config: Config) -> UpstreamClient:
+def _open_upstreams(config: Config) -> Upstreams:
     assert config.upstream is not None
-    return UpstreamClient(
+    client = UpstreamClient(
         config.upstream,
         api_key=config.upstream_api_key,
         connect_timeout_s=config.connect_timeout_s,
@@ -102,18 +103,18 @@ def _open_upstream(config: Config) -> UpstreamClient:
         silence_timeout_s=config.silence_timeout_s,
         reply_bytes_max=config.reply_bytes_max,
     )
+    vllm = msgspec.structs.replace(profile.VLLM, encrypted_only=config.encrypted_only)
+    return Upstreams([Upstream(name=UPSTREAM_NAME, profile=vllm, client=client)])
 
 
 def _turns(
-    config: Config, telemetry: Telemetry, stored: Responses, histories: Histories, upstream: UpstreamClient
+    config: Config, telemetry: Telemetry, stored: Responses, histories: Histories, upstreams: Upstreams
 ) -> Turns:
     return Turns(
         stored,
         histories,
-        upstream,
+        upstreams,
         telemetry,
-        upstream_name=UPSTREAM_NAME,
-        profile=msgspec.structs.replace(profile.VLLM, encrypted_only=config.encrypted_only),
         on_disconnect=config.on_disconnect,
         limits=Limits(
             json_depth_max=config.json_depth_max,

@@ -9,7 +9,7 @@ from server.api import wire
 from server.errors import ApiError
 from server.protocol import raw
 from server.store.database import Database
-from server.upstream.client import UpstreamClient
+from server.upstream.choose import Upstreams
 
 DATABASE_PROBE_S = 2.0
 UPSTREAM_PROBE_S = 0.5
@@ -26,7 +26,7 @@ async def check_health() -> Response[bytes]:
 async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
-    database_is_ready, upstream_is_ready = await asyncio.gather(_pings(database), _answers(request.app.state.upstream))
+    database_is_ready, upstream_is_ready = await asyncio.gather(_pings(database), _answers(request.app.state.upstreams))
     members = {
         "status": _readiness(database_is_ready),
         "database": _readiness(database_is_ready),
@@ -38,8 +38,8 @@ async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The upstream's list, as it came."""
-    upstream: UpstreamClient = request.app.state.upstream
-    return wire.json_response(await upstream.models())
+    upstreams: Upstreams = request.app.state.upstreams
+    return wire.json_response(await upstreams.models())
 
 
 async def _pings(database: Database) -> bool:
@@ -50,10 +50,10 @@ async def _pings(database: Database) -> bool:
         return False
 
 
-async def _answers(upstream: UpstreamClient) -> bool:
+async def _answers(upstreams: Upstreams) -> bool:
     try:
         async with asyncio.timeout(UPSTREAM_PROBE_S):
-            await upstream.models()
+            await upstreams.models()
     except (ApiError, TimeoutError):
         return False
     return True

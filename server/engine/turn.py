@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,15 +20,14 @@ from server.errors import ApiError
 from server.protocol import ids, raw, sse
 from server.protocol.assemble import Assembler, Outcome, assemble_body
 from server.protocol.context import whole
+from server.protocol.dialect import Reader
 from server.protocol.items import Input, Item, parse_input
-from server.protocol.profile import Profile
 from server.protocol.replay import replay
 from server.protocol.request import MEMBERS, Request, parse
 from server.protocol.response import ResponseObject
-from server.protocol.upstream_request import upstream_request
 from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
-from server.upstream.client import UpstreamClient
+from server.upstream.choose import Upstream, Upstreams
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +50,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: int
     response_id: str
     request: Request
+    upstream: Upstream
     origin: Origin
     input_items: list[Item]
     taken_ids: set[str]
@@ -58,29 +58,29 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     upstream_body: bytes
     began_at: datetime
 
+    @property
+    def issuer(self) -> str:
+        return self.upstream.issuer(self.request.model)
+
 
 class Turns:
-    """All turns of this process. `upstream_name` is the issuer of what the upstream makes."""
+    """All turns of this process."""
 
     def __init__(
         self,
         responses: Responses,
         histories: Histories,
-        upstream: UpstreamClient,
+        upstreams: Upstreams,
         telemetry: Telemetry,
         *,
-        upstream_name: str,
-        profile: Profile,
         limits: Limits,
         on_disconnect: Literal["finish", "cancel"],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._responses = responses
         self._histories = histories
-        self._upstream = upstream
+        self._upstreams = upstreams
         self._telemetry = telemetry
-        self._upstream_name = upstream_name
-        self._profile = profile
         self._limits = limits
         self._on_disconnect = on_disconnect
         self._now = now
@@ -114,11 +114,12 @@ class Turns:
 
     async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
         request, given = await aside(len(body), _parsed, body, self._limits.json_depth_max)
+        upstream = self._upstreams.of(request.model)
         given = await self._histories.resolved(tenant_id, given)
         origin, history = await self._histories.of(tenant_id, request)
         size = len(body) + sum(len(item.body) for turn in (*history, given.items) for item in turn)
         try:
-            turn = await aside(size, self._prepared, tenant_id, request, origin, history, given)
+            turn = await aside(size, self._prepared, tenant_id, _Basis(request, upstream, origin, history, given))
             if self._is_stopping:
                 raise errors.stopping()
         except BaseException:
@@ -126,39 +127,38 @@ class Turns:
             raise
         return turn
 
-    def _prepared(
-        self, tenant_id: int, request: Request, origin: Origin, history: list[list[Item]], given: Input
-    ) -> Turn:
+    def _prepared(self, tenant_id: int, basis: "_Basis") -> Turn:
+        request, upstream, origin, history, given = basis
         context = whole(history, given)
         history_param = "previous_response_id" if request.conversation_id is None else "conversation"
-        decisions = replay(context, self._profile, history_param)
+        decisions = replay(context, upstream.profile, history_param, upstream.issuer(request.model))
         response_id = ids.new_response_id()
-        copies = [decision.copy for decision in decisions if decision.copy is not None]
-        if not copies:
+        left_out = sum(decision.copy is None for decision in decisions)
+        if left_out == len(decisions):
             raise errors.nothing_to_answer()
-        upstream_body = upstream_request(request, response_id, copies, self._profile)
+        upstream_body = upstream.dialect.render(request, response_id, decisions, upstream.profile)
         self._telemetry.info(
             "turn_began",
             response_id=response_id,
             previous_response_id=request.previous_response_id,
             conversation_id=request.conversation_id,
+            upstream=upstream.name,
             stream=request.stream,
             store=request.store,
             history_items=len(decisions) - len(context.turns[-1]),
             input_items=len(context.turns[-1]),
-            left_out_items=len(decisions) - len(copies),
+            left_out_items=left_out,
             upstream_bytes=len(upstream_body),
         )
         return Turn(
             tenant_id=tenant_id,
             response_id=response_id,
             request=request,
+            upstream=upstream,
             origin=origin,
             input_items=context.turns[-1],
             taken_ids=context.public_ids(),
-            response=ResponseObject(
-                request, response_id, lambda: int(self._now().timestamp()), self._upstream.fit_to_tell
-            ),
+            response=ResponseObject(request, response_id, lambda: int(self._now().timestamp()), upstream.fit_to_tell),
             upstream_body=upstream_body,
             began_at=self._now(),
         )
@@ -185,8 +185,10 @@ class Turns:
 
     async def _answer(self, turn: Turn, run: Run) -> None:
         try:
-            reply = await self._upstream.create(turn.upstream_body, turn.request.model)
-            outcome = assemble_body(reply, turn.response, taken_ids=turn.taken_ids, issuer=self._upstream_name)
+            reply = await turn.upstream.create(turn.upstream_body, turn.request.model)
+            outcome = assemble_body(
+                reply, turn.response, taken_ids=turn.taken_ids, issuer=turn.issuer, reader=self._reader(turn)
+            )
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise errors.stopping() from None
@@ -199,8 +201,9 @@ class Turns:
         assembler = Assembler(
             turn.response,
             taken_ids=turn.taken_ids,
-            issuer=self._upstream_name,
+            issuer=turn.issuer,
             event_bytes_max=self._limits.event_bytes_max,
+            reader=self._reader(turn),
         )
         try:
             await self._read(turn, run, assembler)
@@ -229,7 +232,7 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
-        async with self._upstream.stream(turn.upstream_body, turn.request.model) as reply:
+        async with turn.upstream.stream(turn.upstream_body, turn.request.model) as reply:
             with heartbeat:
                 if reply.is_json:
                     run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))
@@ -238,6 +241,9 @@ class Turns:
                     run.send(assembler.feed(chunk))
                     if assembler.outcome is not None:
                         return
+
+    def _reader(self, turn: Turn) -> Reader:
+        return turn.upstream.dialect.read(turn.request, self._limits.event_bytes_max)
 
     async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
         """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""
@@ -265,7 +271,7 @@ class Turns:
                     is_appended=is_appended,
                     status=outcome.status,
                     model=turn.request.model,
-                    upstream=self._upstream_name,
+                    upstream=turn.upstream.name,
                     created_at=turn.began_at,
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
@@ -295,6 +301,16 @@ class Turns:
         self._telemetry.warning(
             event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
         )
+
+
+class _Basis(NamedTuple):
+    """All that a turn is made from, before anything was decided."""
+
+    request: Request
+    upstream: Upstream
+    origin: Origin
+    history: list[list[Item]]
+    given: Input
 
 
 def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from server.protocol import events, raw, response, sse
+from server.protocol.dialect import Reader
 from server.protocol.events import StreamEvent
 from server.protocol.items import Item
 from server.protocol.output import Output, OutputItem
@@ -34,12 +35,19 @@ class Assembler:
     """One turn's stream. `feed` it the upstream's bytes, then `end` it; `outcome` is there once the turn has ended."""
 
     def __init__(
-        self, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str, event_bytes_max: int
+        self,
+        response_object: ResponseObject,
+        *,
+        taken_ids: Collection[str],
+        issuer: str,
+        event_bytes_max: int,
+        reader: Reader,
     ) -> None:
         """`taken_ids` are the public ids of the context: no output item may have one of them."""
         self.outcome: Outcome | None = None
         self._response = response_object
-        self._output = Output(taken_ids, issuer)
+        self._reader = reader
+        self._output = Output(taken_ids, issuer, reader.fidelity)
         self._decoder = sse.Decoder(event_bytes_max)
         self._frames: list[bytes] = []
         self._sequence_number = 0
@@ -54,7 +62,7 @@ class Assembler:
     def feed(self, chunk: bytes) -> bytes:
         """What the client gets for these bytes of the upstream; nothing once the turn has ended."""
         try:
-            self._take_all(self._decoder.feed(chunk))
+            self._take_all(self._decoder.feed(self._reader.feed(chunk)))
         except sse.EventTooLarge as too_large:
             self._take_all(too_large.events_before)
             self.fail("The model server sent an event that is too large.")
@@ -65,7 +73,7 @@ class Assembler:
 
         Raises raw.Malformed where the reply is not a response object that has ended.
         """
-        upstream, status, elements = _ended_response(body)
+        upstream, status, elements = _ended_response(self._reader.whole(body))
         self._started_as(upstream)
         self._open()
         self._reconcile(elements)
@@ -74,6 +82,8 @@ class Assembler:
 
     def end(self) -> None:
         """The upstream's bytes have ended; without a terminal event the turn has failed (contract vllm.md 0.5)."""
+        if self.outcome is None:
+            self._take_all(self._decoder.feed(self._reader.end()))
         self.fail("The model server's stream ended before the response was finished.")
 
     def fail(self, message: str, code: str = "server_error") -> None:
@@ -300,13 +310,15 @@ _TAKERS: dict[str, Callable[[Assembler, StreamEvent], None]] = {
 }
 
 
-def assemble_body(body: bytes, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str) -> Outcome:
+def assemble_body(
+    body: bytes, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str, reader: Reader
+) -> Outcome:
     """The turn in a whole JSON reply, as `Assembler` would have it.
 
     Raises raw.Malformed where the reply is not a response object that has ended.
     """
-    upstream, status, elements = _ended_response(body)
-    output = Output(taken_ids, issuer)
+    upstream, status, elements = _ended_response(reader.whole(body))
+    output = Output(taken_ids, issuer, reader.fidelity)
     for element in elements:
         output.finish(output.announce(element, None), element)
     return Outcome(status=status, body=response_object.ended(upstream, status, None), items=output.finished())

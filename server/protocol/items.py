@@ -82,7 +82,7 @@ def parse_input(text: bytes, name: str = "input") -> Input:
     return parsed
 
 
-def from_upstream(body: bytes, public_id: str, issuer: str) -> Item:
+def from_upstream(body: bytes, public_id: str, issuer: str, fidelity: bytes | None = None) -> Item:
     """An item that an upstream made, under the id that clients see."""
     cut = raw.Object(body)
     return Item(
@@ -91,6 +91,7 @@ def from_upstream(body: bytes, public_id: str, issuer: str) -> Item:
         type=_key(cut, "type") or "unknown",
         call_id=_key(cut, "call_id"),
         is_output=True,
+        fidelity=fidelity,
         issuer=issuer,
     )
 

@@ -3,7 +3,7 @@
 What lives here keeps places and ids apart, the upstream's from ours; it reads no text and writes no event.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from server.protocol import events, ids, raw
 from server.protocol.events import StreamEvent
@@ -79,13 +79,17 @@ class OutputItem:
 
 
 class Output:
-    """All items of a turn, in the order of our stream. `issuer` is the upstream that makes them."""
+    """All items of a turn, in the order of our stream. `issuer` is the upstream that makes them.
 
-    def __init__(self, taken_ids: Collection[str], issuer: str) -> None:
+    `fidelity` tells what must be recorded of the item that the upstream gave under an id.
+    """
+
+    def __init__(self, taken_ids: Collection[str], issuer: str, fidelity: Callable[[str | None], bytes | None]) -> None:
         """`taken_ids` are the public ids of the context: no output item may have one of them."""
         self.items: list[OutputItem] = []
         self._taken_ids = set(taken_ids)
         self._issuer = issuer
+        self._fidelity = fidelity
         self._by_sent_id: dict[str | None, OutputItem] = {}
         self._by_sent_index: dict[int | None, OutputItem] = {}
 
@@ -108,7 +112,7 @@ class Output:
         return item.finished
 
     def as_item(self, item: OutputItem, body: raw.Object) -> Item:
-        return from_upstream(body.text, item.public_id, self._issuer)
+        return from_upstream(body.text, item.public_id, self._issuer, self._fidelity(body.string("id")))
 
     def finished(self) -> list[Item]:
         return [item.finished for item in self.items if item.finished is not None]

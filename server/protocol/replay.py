@@ -5,103 +5,141 @@ by itself. The copy of an item depends on the item, the items of its own turn an
 stands; so turn n+1 begins with turn n's bytes and the upstream's prefix cache keeps hitting.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from server import errors
-from server.protocol import raw
+from server.protocol import fidelity, raw
 from server.protocol.context import Context, is_assistants, is_call, is_cut
 from server.protocol.items import Item
 from server.protocol.profile import Profile
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What becomes of an item upstream, by which rule; `copy` is None where it is left out."""
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of an item upstream, by which rule; `copy` is None where it is left out.
+
+    The copy has the form of the Responses API in either dialect. `message` is the same number for the items that make
+    one chat message; in such a message a reasoning text stands in `fields`, and `details` are its `reasoning_details`.
+    """
 
     item: Item
     action: Literal["kept", "changed", "left_out"]
     rule: str
     copy: bytes | None
+    message: int
+    fields: tuple[str, ...] = ()
+    details: bytes | None = None
 
 
 class _Place(NamedTuple):
     """An item, and what of its surroundings its copy depends on.
 
-    An error names the item as `known_as` and the request member that brought it as `param`.
+    An error names the item as `known_as` and the request member that brought it as `param`. `fields` are those that
+    carry reasoning in its chat message.
     """
 
     item: Item
     cut: raw.Object
     profile: Profile
+    issuer: str
     param: str
     known_as: str
+    message: int
+    fields: tuple[str, ...]
     beside_call: bool
     is_answered: bool
     answers: Item | None
 
 
-def replay(context: Context, profile: Profile, history_param: str) -> list[Decision]:
+def replay(context: Context, profile: Profile, history_param: str, issuer: str) -> list[Decision]:
     """A decision for each item of the context, in order.
 
-    `history_param` is the request member that brought the history in. Raises ApiError 400
-    `encrypted_reasoning_not_supported` for an item that holds nothing but sealed content.
+    `history_param` is the request member that brought the history in, `issuer` the one of what this upstream makes.
+    Raises ApiError 400 `encrypted_reasoning_not_supported` for an item that holds nothing but sealed content which it
+    can't open.
     """
-    return [_decide(place) for place in _places(context, profile, history_param)]
+    return [_decide(place) for place in _places(context, profile, history_param, issuer)]
 
 
-def _places(context: Context, profile: Profile, history_param: str) -> Iterator[_Place]:
+def _places(context: Context, profile: Profile, history_param: str, issuer: str) -> Iterator[_Place]:
     items = context.items()
-    position = 0
+    position = message = 0
     for number, turn in enumerate(context.turns):
         is_input = number == len(context.turns) - 1
-        beside_calls = _beside_calls(turn)
-        for index, item in enumerate(turn):
-            answers = context.answers.get(position)
-            cut = raw.Object(item.body)
-            param = f"input[{index}]" if is_input else history_param
-            yield _Place(
-                item=item,
-                cut=cut,
-                profile=profile,
-                param=param,
-                # An id minted for an item of this very request would tell its sender nothing.
-                known_as=param if is_input and not _has_text(cut.get("id")) else item.public_id,
-                beside_call=index in beside_calls,
-                is_answered=position in context.answered,
-                answers=None if answers is None else items[answers],
-            )
-            position += 1
+        for run in _runs(turn):
+            calls = any(is_call(turn[index]) for index in run)
+            fields = _fields([turn[index] for index in run], profile)
+            for index in run:
+                item = turn[index]
+                answers = context.answers.get(position)
+                cut = raw.Object(item.body)
+                param = f"input[{index}]" if is_input else history_param
+                yield _Place(
+                    item=item,
+                    cut=cut,
+                    profile=profile,
+                    issuer=issuer,
+                    param=param,
+                    # An id minted for an item of this very request would tell its sender nothing.
+                    known_as=param if is_input and not _has_text(cut.get("id")) else item.public_id,
+                    message=message,
+                    fields=fields,
+                    beside_call=calls,
+                    is_answered=position in context.answered,
+                    answers=None if answers is None else items[answers],
+                )
+                position += 1
+            message += 1
 
 
-def _beside_calls(turn: Sequence[Item]) -> set[int]:
-    """The indexes of the items that share a run with a call: what a turn put out, or an unbroken inline run."""
-    found: set[int] = set()
-    if not any(map(is_call, turn)):
-        return found
-    run: list[int] = []
-    for index, item in enumerate(turn):
-        if run and (item.is_output != turn[run[-1]].is_output or not is_assistants(item)):
-            found.update(run if any(is_call(turn[one]) for one in run) else ())
-            run = []
-        if is_assistants(item):
-            run.append(index)
-    found.update(run if any(is_call(turn[one]) for one in run) else ())
-    return found
+def _runs(turn: Sequence[Item]) -> Iterator[range]:
+    """The indexes of a turn's items by chat message: what a turn put out, an unbroken inline run, any other alone."""
+    are_models = [is_assistants(item) for item in turn]
+    starts = [
+        index
+        for index, item in enumerate(turn)
+        if index == 0
+        or not (are_models[index - 1] and are_models[index])
+        or item.is_output != turn[index - 1].is_output
+    ]
+    for start, end in pairwise([*starts, len(turn)]):
+        yield range(start, end)
+
+
+def _fields(run: Sequence[Item], profile: Profile) -> tuple[str, ...]:
+    """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree."""
+    if not profile.reasoning_fields:
+        return ()
+    carried = {fidelity.read(item.fidelity).reasoning_field for item in run if item.type == "reasoning"}
+    recorded = carried.pop() if len(carried) == 1 else None
+    return profile.without_record if recorded is None else tuple({recorded} & set(profile.reasoning_fields))
 
 
 def _decide(place: _Place) -> Decision:
-    decide = _RULES.get(place.item.type)
-    if decide is None or place.item.type not in place.profile.item_members:
+    if place.item.type not in place.profile.item_members:
         return _decide_unreadable(place)
-    return decide(place)
+    return _RULES.get(place.item.type, _decide_other)(place)
 
 
 def _decide_unreadable(place: _Place) -> Decision:
     if _has_text(place.cut.get("encrypted_content")):
         return _refuse_or_omit(place)
     return _left_out(place, "type_not_readable")
+
+
+def _decide_other(place: _Place) -> Decision:
+    """An item of a type that the upstream knows and we need not: only what is sealed in it must be its own."""
+    if _has_text(place.cut.get("encrypted_content")) and not _is_own(place):
+        return _refuse_or_omit(place)
+    return _sent(place, "kept", "item", _copy(place, {}))
+
+
+def _is_own(place: _Place) -> bool:
+    """Whether sealed state may go to this upstream; what nobody knows the issuer of, the upstream itself judges."""
+    return place.item.issuer in (None, place.issuer)
 
 
 def _refuse_or_omit(place: _Place) -> Decision:
@@ -111,18 +149,45 @@ def _refuse_or_omit(place: _Place) -> Decision:
 
 
 def _decide_reasoning(place: _Place) -> Decision:
-    texts = list(filter(_has_text, _texts(_parts(place.cut.get("content")))))
+    texts = [text for text in _texts(_parts(place.cut.get("content"))) if _has_text(text)]
+    details = fidelity.read(place.item.fidelity).reasoning_details
+    if details is not None and place.profile.sends_reasoning_details and _is_own(place):
+        copy = _copy(place, {"content": raw.array([_reasoning_text(texts)])})
+        return _sent(place, "kept", "reasoning_details", copy, details=details)
     is_sealed = _has_text(place.cut.get("encrypted_content"))
+    takes_sealed = "encrypted_content" in place.profile.item_members["reasoning"] and _is_own(place)
+    if (is_sealed or details is not None) and not texts and not (is_sealed and takes_sealed):
+        return _refuse_or_omit(place)
+    if place.profile.reasoning == "none":
+        return _left_out(place, "reasoning_not_taken")
+    if place.profile.dialect == "chat" and not place.fields:
+        return _left_out(place, "no_field_for_reasoning")
+    if place.profile.reasoning == "plaintext":
+        return _decide_plaintext(place, texts, is_sealed=is_sealed)
+    return _decide_opaque(place, texts, is_sealed=is_sealed, takes_sealed=takes_sealed)
+
+
+def _decide_opaque(place: _Place, texts: Sequence[bytes], *, is_sealed: bool, takes_sealed: bool) -> Decision:
+    has_summary = any(map(_has_text, _texts(_parts(place.cut.get("summary")))))
+    if not (texts or is_sealed or has_summary):
+        return _left_out(place, "empty")
+    if is_sealed and not takes_sealed:
+        return _sent(place, "changed", "encrypted_state_left_out", _copy(place, _NO_SUMMARY, {"encrypted_content"}))
+    return _sent(place, "kept", "reasoning", _copy(place, _NO_SUMMARY if not has_summary else {}))
+
+
+def _decide_plaintext(place: _Place, texts: Sequence[bytes], *, is_sealed: bool) -> Decision:
     if not texts:
-        if is_sealed:
-            return _refuse_or_omit(place)
         has_summary = any(map(_has_text, _texts(_parts(place.cut.get("summary")))))
         return _left_out(place, "summary_is_not_reasoning" if has_summary else "empty")
-    part = b'{"type":"reasoning_text","text":' + raw.joined(texts, rb"\n") + b"}"
-    copy = _copy(place, {"summary": b"[]", "content": raw.array([part])})
+    copy = _copy(place, {**_NO_SUMMARY, "content": raw.array([_reasoning_text(texts)])})
     if is_sealed:
-        return Decision(place.item, "changed", "encrypted_state_left_out", copy)
-    return Decision(place.item, "kept" if len(texts) == 1 else "changed", "plaintext", copy)
+        return _sent(place, "changed", "encrypted_state_left_out", copy)
+    return _sent(place, "kept" if len(texts) == 1 else "changed", "plaintext", copy)
+
+
+def _reasoning_text(texts: Sequence[bytes]) -> bytes:
+    return b'{"type":"reasoning_text","text":' + raw.joined(texts, rb"\n") + b"}"
 
 
 def _decide_message(place: _Place) -> Decision:
@@ -130,50 +195,88 @@ def _decide_message(place: _Place) -> Decision:
     # An upstream that gives its message no role can mean only one; a client's message always has one.
     if place.cut.string("role") in ("assistant", None):
         return _decide_assistants(place, content)
-    if all(_text(part) == b'""' for part in _parts(content)):
+    sent = _sent_parts(place, content)
+    if all(_text(part) == b'""' for part in _parts(sent)):
         return _left_out(place, "empty")
-    return Decision(place.item, "kept", "message", _copy(place, {}))
+    return _sent(place, "kept", "message", _copy(place, {"content": sent}))
 
 
 def _decide_assistants(place: _Place, content: bytes) -> Decision:
     parts = _parts(content)
-    texts = _texts(parts)
-    text = raw.joined(texts)
+    text = raw.joined(_texts(parts))
     if not _has_text(text):
         return _left_out(place, "empty")
-    if place.beside_call and not raw.decode(text).strip():
+    if place.beside_call and place.profile.blank_beside_call == "left_out" and not raw.decode(text).strip():
         return _left_out(place, "blank_beside_call")
-    is_plain = len(parts) == 1 and parts[0].get("refusal") is None
-    part = b'{"type":"output_text","text":' + text + b',"annotations":[]}'
-    copy = _copy(place, {"role": b'"assistant"', "content": raw.array([part])})
-    return Decision(place.item, "kept" if is_plain else "changed", "message", copy)
+    role = {"role": b'"assistant"'}
+    if place.profile.assistant_parts == "kept":
+        return _sent(place, "kept", "message", _copy(place, role | {"content": _sent_parts(place, content)}))
+    sent = _joined_parts(parts, place.profile)
+    is_plain = len(parts) == 1 and (parts[0].get("refusal") is None or place.profile.refusals == "kept")
+    return _sent(place, "kept" if is_plain else "changed", "message", _copy(place, role | {"content": sent}))
+
+
+def _joined_parts(parts: Sequence[raw.Object], profile: Profile) -> bytes:
+    """One part of text that holds all of it; a refusal is text as well, or one part of its own."""
+    refusals = [part for part in parts if part.get("refusal") is not None] if profile.refusals == "kept" else []
+    texts = _texts(part for part in parts if part not in refusals)
+    joined = []
+    if texts:
+        joined.append(b'{"type":"output_text","text":' + raw.joined(texts) + b',"annotations":[]}')
+    if refusals:
+        joined.append(b'{"type":"refusal","refusal":' + raw.joined(_texts(refusals)) + b"}")
+    return raw.array(joined)
 
 
 def _decide_call(place: _Place) -> Decision:
     if not is_cut(place.item, place.cut):
-        return Decision(place.item, "kept", "call", _copy(place, {}))
+        return _sent(place, "kept", "call", _copy(place, {}))
     if not place.is_answered:
         return _left_out(place, "cut_call")
     # The call goes up with its output, so that the model sees the tool's error.
     arguments = {"arguments": b'"{}"'} if place.item.type == "function_call" else {}
-    return Decision(place.item, "changed", "cut_call", _copy(place, arguments))
+    return _sent(place, "changed", "cut_call", _copy(place, arguments))
 
 
 def _decide_output(place: _Place) -> Decision:
+    changes: dict[str, bytes] = {}
     output = place.cut.get("output")
-    changes = {} if output is None else {"output": _with_details(output)}
+    is_spoken = place.profile.output_parts == "as_text" and output is not None and output.startswith(b"[")
+    if output is not None:
+        # An output that is read as a string only is what its texts say.
+        changes["output"] = raw.joined(_texts(_parts(output)), rb"\n") if is_spoken else _sent_parts(place, output)
     if place.item.call_id is None and place.answers is not None and place.answers.call_id is not None:
         changes["call_id"] = raw.literal(place.answers.call_id)
-    return Decision(place.item, "kept", "output", _copy(place, changes))
+    if is_spoken:
+        return _sent(place, "changed", "output_as_text", _copy(place, changes))
+    return _sent(place, "kept", "output", _copy(place, changes))
 
 
-def _with_details(output: bytes) -> bytes:
-    """An output whose images say their `detail`: vLLM refuses one that does not, and clients leave it out."""
-    if not output.startswith(b"["):
-        return output
-    parts = raw.elements(output)
-    detailed = [_with_detail(part) for part in parts]
-    return output if detailed == parts else raw.array(detailed)
+def _sent_parts(place: _Place, content: bytes) -> bytes:
+    """A content as the upstream takes it: a string as it is, of parts those that it knows, with what it knows of them.
+
+    The images of an output say their `detail`: vLLM refuses one that does not, and clients leave it out.
+    """
+    if not content.startswith(b"["):
+        return content
+    parts = raw.elements(content)
+    members = place.profile.part_members
+    sent = parts if members is None else [part for part in (_sent_part(part, members) for part in parts) if part]
+    if place.item.type.endswith("_output"):
+        sent = [_with_detail(part) for part in sent]
+    return content if sent == parts else raw.array(sent)
+
+
+def _sent_part(part: bytes, part_members: dict[str, tuple[str, ...]]) -> bytes | None:
+    """The allow-listed members of a part, None for one of a type that is not sent."""
+    if not part.startswith(b"{"):
+        return None
+    cut = raw.Object(part)
+    part_type = cut.string("type") or ""
+    if part_type not in part_members:
+        return None
+    found = {name: cut.get(name) for name in ("type", *part_members[part_type])}
+    return raw.render({name: value for name, value in found.items() if value is not None})
 
 
 def _with_detail(part: bytes) -> bytes:
@@ -185,17 +288,39 @@ def _with_detail(part: bytes) -> bytes:
 
 
 def _left_out(place: _Place, rule: str) -> Decision:
-    return Decision(place.item, "left_out", rule, None)
+    return Decision(item=place.item, action="left_out", rule=rule, copy=None, message=place.message)
 
 
-def _copy(place: _Place, changes: dict[str, bytes]) -> bytes:
+def _sent(
+    place: _Place, action: Literal["kept", "changed"], rule: str, copy: bytes, details: bytes | None = None
+) -> Decision:
+    return Decision(
+        item=place.item,
+        action=action,
+        rule=rule,
+        copy=copy,
+        message=place.message,
+        fields=place.fields if place.item.type == "reasoning" and details is None else (),
+        details=details,
+    )
+
+
+def _copy(place: _Place, changes: dict[str, bytes], without: Collection[str] = ()) -> bytes:
     """The item's allow-listed members, without nulls at any depth; `changes` are sent in place of what it has."""
     members = {"type": raw.literal(place.item.type)}
     for name in place.profile.item_members[place.item.type]:
-        value = _id(place) if name == "id" else changes.get(name) or place.cut.get(name)
+        if name in without:
+            continue
+        value = _id(place) if name == "id" else changes.get(name) or _member(place, name)
         if value is not None:
             members[name] = raw.without_null_members(value)
     return raw.render(members)
+
+
+def _member(place: _Place, name: str) -> bytes | None:
+    value = place.cut.get(name)
+    # A summary and a content of reasoning are made of parts as well.
+    return _sent_parts(place, value) if value is not None and name in ("content", "summary") else value
 
 
 def _id(place: _Place) -> bytes | None:
@@ -226,6 +351,9 @@ def _text(part: raw.Object) -> bytes | None:
     text = part.get("text") or part.get("refusal")
     return text if text is not None and text.startswith(b'"') else None
 
+
+# The published schema wants one, and vLLM would take what it says for reasoning (contract vllm.md 3).
+_NO_SUMMARY = {"summary": b"[]"}
 
 _RULES: dict[str, Callable[[_Place], Decision]] = {
     "reasoning": _decide_reasoning,

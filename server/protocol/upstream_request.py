@@ -8,16 +8,35 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from server import errors
 from server.protocol import raw
 from server.protocol.profile import Profile
+from server.protocol.replay import Decision
 from server.protocol.request import Request
 
 
-def upstream_request(request: Request, response_id: str, copies: Iterable[bytes], profile: Profile) -> bytes:
+def upstream_request(request: Request, response_id: str, decisions: Iterable[Decision], profile: Profile) -> bytes:
     """The body to send. The response id goes along, so that an upstream that takes one needs no rewriting (DESIGN 3).
 
     Raises ApiError 400 for a tool_choice on a tool that is not there or can't be sent.
     """
+    members = sent_members(request, profile)
+    if profile.takes_response_id:
+        members["request_id"] = raw.literal(response_id)
+    members["store"] = b"false"
+    members["stream"] = raw.literal(request.stream)
+    members["input"] = raw.array([decision.copy for decision in decisions if decision.copy is not None])
+    return raw.render(members)
+
+
+def sent_members(request: Request, profile: Profile) -> dict[str, bytes]:
+    """The client's members that the upstream takes, in the Responses API's own form, in either dialect.
+
+    Of tools and `include` only what the upstream knows is left. Raises ApiError 400 as above.
+    """
     withheld = profile.own_members | profile.withheld_members
-    members = {name: value for name, value in request.members.items() if name not in withheld}
+    members = {
+        name: value
+        for name, value in request.members.items()
+        if name not in withheld and (profile.request_members is None or name in profile.request_members)
+    }
     tools = _sent_tools(members.pop("tools", b"[]"), profile)
     if tools:
         members["tools"] = raw.array(tools)
@@ -25,11 +44,14 @@ def upstream_request(request: Request, response_id: str, copies: Iterable[bytes]
         _judge_tool_choice(members["tool_choice"], set(_offered(tools)))
     if include := _sent_include(members.pop("include", b"[]"), profile):
         members["include"] = raw.array(include)
-    members["request_id"] = raw.literal(response_id)
-    members["store"] = b"false"
-    members["stream"] = raw.literal(request.stream)
-    members["input"] = raw.array(list(copies))
-    return raw.render(members)
+    if "reasoning" in members and not profile.takes_reasoning_summary:
+        members["reasoning"] = _without_summary(members["reasoning"])
+    return members
+
+
+def _without_summary(reasoning: bytes) -> bytes:
+    asked = raw.Object(reasoning).members()
+    return raw.render({name: value for name, value in asked if name not in ("summary", "generate_summary")})
 
 
 def _sent_include(include: bytes, profile: Profile) -> list[bytes]:
@@ -47,13 +69,18 @@ def _is_sent(tool: bytes, profile: Profile) -> bool:
 def _sent_tool(tool: bytes, profile: Profile) -> bytes:
     """A tool as the upstream takes it; of a namespace, those of its tools that it takes.
 
-    A custom tool's grammar goes up as free text: vLLM refuses a grammar, and the tool is usable without it.
+    A custom tool's grammar goes up as free text where it would be refused: the tool is usable without it.
     """
     cut = raw.Object(tool)
     if cut.string("type") == "namespace":
         return cut.spliced({"tools": raw.array(_sent_tools(cut.get("tools") or b"[]", profile))})
     form = cut.get("format")
-    if cut.string("type") != "custom" or form is None or raw.Object(form).string("type") != "grammar":
+    if (
+        profile.custom_tools == "kept"
+        or cut.string("type") != "custom"
+        or form is None
+        or raw.Object(form).string("type") != "grammar"
+    ):
         return tool
     return cut.spliced({"format": b'{"type":"text"}'})
 

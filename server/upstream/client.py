@@ -49,7 +49,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 class UpstreamClient:
-    """One model server. `base_url` ends in `/v1`; times are in seconds, sizes in bytes."""
+    """One model server. `base_url` ends in `/v1`, paths come behind it; times are in seconds, sizes in bytes."""
 
     def __init__(
         self,
@@ -77,19 +77,19 @@ class UpstreamClient:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
         return errors.fit_to_tell(message, self._api_key)
 
-    async def create(self, body: bytes, model: str) -> bytes:
+    async def create(self, path: str, body: bytes, model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
-        async with self._in_time(self._reply_timeout_s), self._send("POST", "/responses", body, model) as response:
+        async with self._in_time(self._reply_timeout_s), self._send("POST", path, body, model) as response:
             return await self._whole(response)
 
     @contextlib.asynccontextmanager
-    async def stream(self, body: bytes, model: str) -> AsyncIterator[Reply]:
+    async def stream(self, path: str, body: bytes, model: str) -> AsyncIterator[Reply]:
         """A streamed reply, from its 2xx headers on.
 
         Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
         """
         async with (
-            self._send("POST", "/responses", body, model, self._silence_timeout_s) as response,
+            self._send("POST", path, body, model, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
             yield Reply(response.headers.get("content-type", "").startswith("application/json"), chunks)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from server.protocol import raw
 from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.dialect import AsItCame
 from server.protocol.request import parse
 from server.protocol.response import ResponseObject
 from tests.grammar import assert_grammar, assert_openai_accepts, frames_of
@@ -146,7 +147,9 @@ def wire(events: Iterable[Event]) -> bytes:
 def assembler(*, taken_ids: Collection[str] = (), event_bytes_max: int = MEGABYTE, **members: Any) -> Assembler:
     body = json.dumps({"model": "tiny", "input": "hi", "stream": True} | members)
     response_object = ResponseObject(parse(body.encode(), depth_max=200), "resp_ours", clock=lambda: NOW_S)
-    return Assembler(response_object, taken_ids=taken_ids, issuer="up", event_bytes_max=event_bytes_max)
+    return Assembler(
+        response_object, taken_ids=taken_ids, issuer="up", event_bytes_max=event_bytes_max, reader=AsItCame()
+    )
 
 
 class Turn(NamedTuple):
@@ -210,7 +213,7 @@ def case_body(case_id: str, number: int = 0) -> Outcome:
 
 def assemble(body: bytes, taken_ids: Collection[str] = ()) -> Outcome:
     response_object = ResponseObject(parse(b'{"model":"tiny","input":"hi"}', 200), "resp_ours", clock=lambda: NOW_S)
-    return assemble_body(body, response_object, taken_ids=taken_ids, issuer="up")
+    return assemble_body(body, response_object, taken_ids=taken_ids, issuer="up", reader=AsItCame())
 
 
 def text_of(item: Any) -> str:

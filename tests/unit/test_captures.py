@@ -16,6 +16,7 @@ from openai.types.responses import Response
 
 from server.protocol import raw
 from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.dialect import AsItCame
 from server.protocol.items import Item
 from server.protocol.request import parse
 from server.protocol.response import ResponseObject
@@ -59,7 +60,9 @@ def response_object(response_id: str = "resp_ours") -> ResponseObject:
 
 def assembled(chunks: Iterable[bytes], response_id: str = "resp_ours") -> tuple[bytes, Outcome]:
     """What the client gets of these chunks, and how the turn ended."""
-    assembler = Assembler(response_object(response_id), taken_ids=set(), issuer="vllm", event_bytes_max=1024 * 1024)
+    assembler = Assembler(
+        response_object(response_id), taken_ids=set(), issuer="vllm", event_bytes_max=1024 * 1024, reader=AsItCame()
+    )
     stream = b"".join([assembler.feed(chunk) for chunk in chunks])
     assembler.end()
     assert assembler.outcome is not None
@@ -67,7 +70,7 @@ def assembled(chunks: Iterable[bytes], response_id: str = "resp_ours") -> tuple[
 
 
 def of_body(capture: Capture) -> Outcome:
-    return assemble_body(capture.received, response_object(), taken_ids=set(), issuer="vllm")
+    return assemble_body(capture.received, response_object(), taken_ids=set(), issuer="vllm", reader=AsItCame())
 
 
 def facts(outcome: Outcome) -> tuple[str, bytes, list[Item]]:

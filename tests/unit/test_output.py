@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from server.protocol import raw
+from server.protocol.dialect import AsItCame
 from server.protocol.events import StreamEvent
 from server.protocol.output import Output, Parts
 
@@ -101,20 +102,20 @@ def finish(output: Output, place: int, sent_id: str | None) -> None:
     ],
 )
 def test_an_item_is_found_by_what_is_said_of_it(sent_id: str | None, sent_index: int | None, place: int | None) -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"), ("b", 1, "message"))
     found = output.find(sent_id, sent_index)
     assert (None if found is None else found.index) == place
 
 
 def test_of_items_under_one_id_the_index_tells_which_and_else_it_is_the_newest() -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"), ("a", 1, "message"))
     assert [output.find("a", index) for index in (0, 1, None)] == [output.items[0], output.items[1], output.items[1]]
 
 
 def test_items_under_one_index_are_told_apart_by_their_ids() -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"), ("b", 0, "message"))
     assert [output.find(sent_id, 0) for sent_id in ("a", "b", None)] == [
         output.items[0],
@@ -124,7 +125,7 @@ def test_items_under_one_index_are_told_apart_by_their_ids() -> None:
 
 
 def test_an_id_that_nobody_has_is_no_longer_that_of_an_item_that_is_done() -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"))
     finish(output, 0, "a")
     assert output.find("x", 0) is None
@@ -132,7 +133,7 @@ def test_an_id_that_nobody_has_is_no_longer_that_of_an_item_that_is_done() -> No
 
 
 def test_the_id_that_an_item_is_done_under_is_one_of_its_own() -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"))
     finish(output, 0, "b")
     assert output.find("b", 0) is output.items[0]
@@ -140,7 +141,7 @@ def test_the_id_that_an_item_is_done_under_is_one_of_its_own() -> None:
 
 
 def test_the_latest_item_is_one_that_is_on_its_way() -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     assert output.latest() is None
     announced(output, ("a", 0, "message"), ("b", 1, "message"))
     assert output.latest() is output.items[1]
@@ -166,14 +167,14 @@ def test_the_latest_item_is_one_that_is_on_its_way() -> None:
 def test_each_element_of_a_whole_output_repeats_one_item(
     told: list[tuple[str | None, str]], places: list[int | None]
 ) -> None:
-    output = Output(set(), "up")
+    output = Output(set(), "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"), ("r", 1, "reasoning"), ("b", 2, "message"))
     elements = [raw.Object(json.dumps({"id": sent_id, "type": name}).encode()) for sent_id, name in told]
     assert [None if item is None else item.index for item in output.matched(elements)] == places
 
 
 def test_an_id_of_the_context_or_of_another_item_is_not_given_again() -> None:
-    output = Output({"a"}, "up")
+    output = Output({"a"}, "up", AsItCame().fidelity)
     announced(output, ("a", 0, "message"), ("b", 1, "reasoning"), ("b", 2, "reasoning"), (None, 3, "x_new"))
     public_ids = [item.public_id for item in output.items]
     assert public_ids[1] == "b"

@@ -44,7 +44,7 @@ def made(*items: str) -> list[Item]:
 def decisions(
     *items: str, history: Sequence[list[Item]] = (), profile: Profile = VLLM, param: str = "previous_response_id"
 ) -> list[Decision]:
-    return replay(whole(history, parse_input(f"[{','.join(items)}]".encode())), profile, param)
+    return replay(whole(history, parse_input(f"[{','.join(items)}]".encode())), profile, param, "up")
 
 
 def sent(*items: str, history: Sequence[list[Item]] = (), profile: Profile = VLLM) -> list[str]:
@@ -684,8 +684,8 @@ def play(case_id: str) -> list[dict[str, Any] | ApiError]:
         history = turns[request.previous_response_id][0] if request.previous_response_id else []
         try:
             context = whole(history, parse_input(request.input))
-            copies = [decision.copy for decision in replay(context, VLLM, "previous_response_id") if decision.copy]
-            upstream_body = json.loads(upstream_request(request, f"s{number}", copies, VLLM))
+            decided = replay(context, VLLM, "previous_response_id", "up")
+            upstream_body = json.loads(upstream_request(request, f"s{number}", decided, VLLM))
         except ApiError as error:
             outcomes.append(error)
             continue
@@ -946,7 +946,7 @@ def contexts(draw: st.DrawFn) -> Context:
 
 def outcome(context: Context) -> list[Decision] | ApiError:
     try:
-        return replay(context, VLLM, "previous_response_id")
+        return replay(context, VLLM, "previous_response_id", "up")
     except ApiError as error:
         return error
 
@@ -978,7 +978,7 @@ def test_any_context_is_refused_by_an_item_or_sent_by_the_allow_list(context: Co
 @settings(deadline=None)
 @given(contexts())
 def test_where_sealed_items_are_left_out_nothing_is_refused(context: Context) -> None:
-    assert [decision.item for decision in replay(context, OMITTING, "previous_response_id")] == context.items()
+    assert [decision.item for decision in replay(context, OMITTING, "previous_response_id", "up")] == context.items()
 
 
 OTHER_CALL = CUT_CALLS[0].replace('"c"', '"cut"')
@@ -1007,7 +1007,7 @@ def test_a_turn_begins_with_the_bytes_of_the_turn_before(progress: list[tuple[st
         answered = [call for call in open_calls if call == CALL or is_cut_answered]
         outputs = [OUTPUT if call == CALL else OUTPUT.replace('"c"', '"cut"') for call in answered]
         turn = brought(*outputs, spoken)
-        decided = replay(whole(history, parse_input(raw.array([item.body for item in turn]))), VLLM, "x")
+        decided = replay(whole(history, parse_input(raw.array([item.body for item in turn]))), VLLM, "x", "up")
         copies = [decision.copy for decision in decided if decision.copy is not None]
         assert copies[: len(before)] == before
         before = copies
@@ -1030,7 +1030,7 @@ def test_null_members_go_and_all_else_stays(value: Any, indent: int | None, asci
         content = json.dumps([part], indent=indent, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         content = json.dumps([part], indent=indent).encode()
-    (decision,) = replay(whole([], parse_input(b'[{"role":"user","content":' + content + b"}]")), VLLM, "x")
+    (decision,) = replay(whole([], parse_input(b'[{"role":"user","content":' + content + b"}]")), VLLM, "x", "up")
     assert json.loads(decision.copy or b"")["content"] == [without_null_members(part)]
     if not has_null_member(part):
         assert content in (decision.copy or b"")

@@ -7,7 +7,9 @@ import msgspec
 import pytest
 
 from server.errors import ApiError
+from server.protocol.items import Item
 from server.protocol.profile import VLLM
+from server.protocol.replay import Decision
 from server.protocol.request import parse
 from server.protocol.upstream_request import upstream_request
 from tests.harness import captures
@@ -16,7 +18,12 @@ from tests.harness import captures
 def sent(members: str = "", copies: tuple[bytes, ...] = ()) -> str:
     comma = "," if members else ""
     request = parse(f'{{"model":"m","input":"hi"{comma}{members}}}'.encode(), 200)
-    return upstream_request(request, "resp_1", copies, VLLM).decode()
+    return upstream_request(request, "resp_1", list(map(decided, copies)), VLLM).decode()
+
+
+def decided(copy: bytes) -> Decision:
+    item = Item(body=copy, public_id="item_1", type="a")
+    return Decision(item=item, action="kept", rule="item", copy=copy, message=0)
 
 
 def refused(members: str) -> ApiError:

@@ -1,0 +1,68 @@
+"""Dialects: the APIs that upstreams speak, each a path, how a request is written for it and how its replies are read.
+
+What lives here lets everything else know one form only, that of the Responses API: a reader gives every reply in it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from server.protocol.profile import Profile
+from server.protocol.replay import Decision
+from server.protocol.request import Request
+from server.protocol.upstream_request import upstream_request
+
+
+class Reader(Protocol):
+    """One reply in the form of the Responses API: a stream by `feed` and `end`, or one body by `whole`."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The server-sent events that these bytes of the upstream complete.
+
+        Raises sse.EventTooLarge.
+        """
+        ...
+
+    def end(self) -> bytes:
+        """The events that the end of the upstream's bytes completes."""
+        ...
+
+    def whole(self, body: bytes) -> bytes:
+        """The response object of a whole JSON reply; raises raw.Malformed where it is none."""
+        ...
+
+    def fidelity(self, item_id: str | None, /) -> bytes | None:
+        """What must be recorded of the item that was given under this id (DESIGN 4)."""
+        ...
+
+
+class AsItCame:
+    """The reader of the Responses API itself."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def end(self) -> bytes:
+        return b""
+
+    def whole(self, body: bytes) -> bytes:
+        return body
+
+    def fidelity(self, _: str | None) -> bytes | None:
+        return None
+
+
+class Dialect(NamedTuple):
+    """An API that upstreams speak. `path` lies behind their base URL.
+
+    `render` takes request, response id, decisions and profile and gives the body to send; it raises ApiError 400.
+    `read` takes the request and the largest size of one event in bytes.
+    """
+
+    path: str
+    render: Callable[[Request, str, Sequence[Decision], Profile], bytes]
+    read: Callable[[Request, int], Reader]
+
+
+DIALECTS: dict[Literal["responses", "chat"], Dialect] = {
+    "responses": Dialect("/responses", upstream_request, lambda *_: AsItCame()),
+}
