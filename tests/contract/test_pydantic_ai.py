@@ -22,16 +22,17 @@ async def _read_to_the_end(_: RunContext[None], events: AsyncIterable[AgentStrea
         pass
 
 
-@both_modes
-async def test_a_chain_of_responses(application: Application, wire: Wire, stream: bool) -> None:
-    """Streamed by the agent's whole run: `run_stream` ends at the first text, and the recorded vLLM tells of one, of
-    white space, before it calls the tool.
-    """
-    dialogue = Dialogue(stream)
-    application.mock.replies = dialogue.replies
+def _agent(application: Application, wire: Wire) -> Agent[None, str]:
     model = OpenAIResponsesModel("m", provider=OpenAIProvider(openai_client=wire.openai(application)))
     settings = OpenAIResponsesModelSettings(openai_previous_response_id="auto")
-    agent = Agent(model, instructions="Be brief.", tools=[get_weather], model_settings=settings)
+    return Agent(model, instructions="Be brief.", tools=[get_weather], model_settings=settings)
+
+
+@both_modes
+async def test_a_chain_of_responses(application: Application, wire: Wire, stream: bool) -> None:
+    dialogue = Dialogue(stream)
+    application.mock.replies = dialogue.replies
+    agent = _agent(application, wire)
 
     async def run(question: str, history: list[ModelMessage]) -> AgentRunResult[str]:
         handler = _read_to_the_end if stream else None
@@ -50,9 +51,23 @@ async def test_a_chain_of_responses(application: Application, wire: Wire, stream
 async def test_a_run_that_is_streamed_as_text(application: Application, wire: Wire) -> None:
     dialogue = Dialogue(stream=True)
     application.mock.replies = dialogue.replies[1:]
-    model = OpenAIResponsesModel("m", provider=OpenAIProvider(openai_client=wire.openai(application)))
-    agent = Agent(model)
-    async with agent.run_stream(QUESTIONS[0]) as run:
+    async with _agent(application, wire).run_stream(QUESTIONS[0]) as run:
         texts = [text async for text in run.stream_text(delta=True, debounce_by=None)]
     assert len(texts) > 1
     assert "".join(texts) == ANSWERS[0]
+
+
+async def test_white_space_before_a_call_ends_a_run_that_is_streamed_as_text(
+    application: Application, wire: Wire
+) -> None:
+    """The client takes the first text for its answer and calls the tool all the same. The next run sends the output."""
+    dialogue = Dialogue(stream=True)
+    application.mock.replies = [dialogue.replies[0], dialogue.replies[2]]
+    agent = _agent(application, wire)
+    async with agent.run_stream(QUESTIONS[0]) as first:
+        assert await first.get_output() == "\n\n"
+    async with agent.run_stream(QUESTIONS[1], message_history=first.all_messages()) as second:
+        assert await second.get_output() == ANSWERS[1]
+    assert wire.item_counts() == [1, 2]
+    asked, answered, whole = dialogue.upstream_inputs()
+    assert received(application) == [asked, [*answered, whole[-1]]]
