@@ -16,6 +16,21 @@ export const MODES = [
   { mode: "streamed", stream: true },
 ];
 
+const JSON_IDS = {
+  firstThought: "rs_b7b2babb2f374219",
+  call: "fc_aeb1d769a1ab2b4e",
+  callId: "chatcmpl-tool-946841eb61385c43",
+  secondThought: "rs_89e16fa50417570e",
+  answer: "msg_8f2f35c3881ce1d9",
+};
+const STREAMED_IDS = {
+  firstThought: "rs_b3fa9dfea1a25fea",
+  call: "fc_a923b1d05663e49e",
+  callId: "chatcmpl-tool-9402fa4e2a7a2b48",
+  secondThought: "rs_87e7a9c73b2117b2",
+  answer: "msg_b15e2a03a08f9669",
+};
+
 const RECORDED = readFileSync(new URL("../data/captures-0.33.jsonl", import.meta.url), "utf8")
   .trimEnd()
   .split("\n")
@@ -33,44 +48,36 @@ export function replies(stream) {
 
 /**
  * The `input` of each of the three requests, as the model server must have got them: the whole history in order, and each
- * recorded item in the form that it reads. The client's own items are as `said` spells them.
+ * recorded item in the form that it reads.
  *
- * @param said `user(text)`, the message of a user, and `output(callId)`, what the tool told.
+ * @param said how the client spells its own items: `user(text)`, `output(callId)`, and where it sends the call in words
+ *   of its own, `call(recorded)`.
  */
-export function inputs(stream, said) {
-  const [firstThought, call, callId, secondThought, answer] = stream ? STREAMED_IDS : JSON_IDS;
-  const asked = [said.user(QUESTION)];
+export function inputs(stream, { user, output, call = (recorded) => recorded }) {
+  const ids = stream ? STREAMED_IDS : JSON_IDS;
+  const asked = [user(QUESTION)];
   const called = [
-    thought(firstThought, "\nI need the weather tool.\n"),
-    { type: "function_call", id: call, call_id: callId, name: "get_weather", arguments: '{"city": "Paris"}' },
-    said.output(callId),
+    thought(ids.firstThought, "\nI need the weather tool.\n"),
+    call({
+      type: "function_call",
+      id: ids.call,
+      call_id: ids.callId,
+      name: "get_weather",
+      arguments: '{"city": "Paris"}',
+    }),
+    output(ids.callId),
   ];
   const answered = [
-    thought(secondThought, "\nThe tool said sunny.\n"),
+    thought(ids.secondThought, "\nThe tool said sunny.\n"),
     {
       type: "message",
-      id: answer,
+      id: ids.answer,
       role: "assistant",
       content: [{ type: "output_text", text: ANSWERS[0], annotations: [] }],
     },
   ];
-  return [asked, [...asked, ...called], [...asked, ...called, ...answered, said.user(THANKS)]];
+  return [asked, [...asked, ...called], [...asked, ...called, ...answered, user(THANKS)]];
 }
-
-const JSON_IDS = [
-  "rs_b7b2babb2f374219",
-  "fc_aeb1d769a1ab2b4e",
-  "chatcmpl-tool-946841eb61385c43",
-  "rs_89e16fa50417570e",
-  "msg_8f2f35c3881ce1d9",
-];
-const STREAMED_IDS = [
-  "rs_b3fa9dfea1a25fea",
-  "fc_a923b1d05663e49e",
-  "chatcmpl-tool-9402fa4e2a7a2b48",
-  "rs_87e7a9c73b2117b2",
-  "msg_b15e2a03a08f9669",
-];
 
 function thought(id, text) {
   return { type: "reasoning", id, summary: [], content: [{ type: "reasoning_text", text }] };
