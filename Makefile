@@ -46,7 +46,7 @@ endif
 demo: .venv/.synced ## Two turns through a real server: what was stored, and what the upstream received
 	$(BIN)/rejoinder demo
 
-test: lint ## Lint, then every tier of tests but the real vLLM
+test: lint ## Lint, then every tier of tests but the real vLLM and the JavaScript clients
 	$(SUITE)
 
 test-unit: .venv/.synced ## The tests that need no socket and no Postgres
@@ -58,7 +58,7 @@ test-system-postgres: .venv/.synced ## The suite on the machine's own PostgreSQL
 test-node: .venv/.synced $(NODE_PACKAGES)/.package-lock.json ## JavaScript clients before a real server (needs node and npm)
 	node --test --test-reporter=spec tests/node/*.test.js
 
-# npm puts this file there last.
+# npm puts this file there last. Its warnings are off: some clients ask for Node.js 22 and run on 20 too.
 $(NODE_PACKAGES)/.package-lock.json: tests/node/package.json tests/node/package-lock.json
 	@for needed in node npm; do command -v $$needed >/dev/null || \
 		{ echo "$$needed is not there: the JavaScript clients need Node.js 20 or newer, with npm" >&2; exit 1; }; done

@@ -32,7 +32,7 @@ const CONTINUED_BY = {
 
 for (const { mode, stream } of MODES) {
   for (const [way, begin] of Object.entries(CONTINUED_BY)) {
-    test(`${way}, ${mode}`, { timeout: TEST_MAX_MS }, async (t) => {
+    test(`@openai/agents: ${way}, ${mode}`, { timeout: TEST_MAX_MS }, async (t) => {
       const { url, received } = await serve(t, replies(stream));
       const client = new OpenAI({ baseURL: url, apiKey: "unused", maxRetries: 0 });
       const asked = [];

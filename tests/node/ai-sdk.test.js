@@ -41,7 +41,7 @@ const CONTINUED_BY = {
 
 for (const { mode, stream } of MODES) {
   for (const [way, { said, begin }] of Object.entries(CONTINUED_BY)) {
-    test(`${way}, ${mode}`, { timeout: TEST_MAX_MS }, async (t) => {
+    test(`ai: ${way}, ${mode}`, { timeout: TEST_MAX_MS }, async (t) => {
       const { url, received } = await serve(t, replies(stream));
       const asked = [];
       const weather = tool({

@@ -14,6 +14,11 @@ const COMMAND = fileURLToPath(new URL("../../.venv/bin/rejoinder", import.meta.u
 const START_MAX_MS = 120_000;
 const END_MAX_MS = 30_000;
 
+// What a test that was itself cut short has not ended.
+const everStarted = [];
+process.once("exit", () => everStarted.forEach((child) => child.kill()));
+process.once("SIGTERM", () => process.exit(1));
+
 /**
  * Starts both until the end of `test`; the model server answers by `replies`.
  *
@@ -24,17 +29,18 @@ export async function serve(test, replies) {
   const folder = await mkdtemp(join(tmpdir(), "rejoinder-test-"));
   const started = [];
   test.after(async () => {
-    for (const process of started.reverse()) await end(process);
-    await rm(folder, { recursive: true });
+    for (const child of started.reverse()) await end(child);
+    // The server's Postgres may still be putting its files away.
+    await rm(folder, { recursive: true, maxRetries: 10, retryDelay: 200 });
   });
   // A Postgres started by root runs as another user, who must be able to pass.
   await chmod(folder, 0o755);
   await writeFile(join(folder, "replies.jsonl"), replies.map((reply) => JSON.stringify(reply)).join("\n"));
 
   const run = async (name, ...options) => {
-    const process = await start(folder, name, options);
-    started.push(process);
-    return process;
+    const child = await start(folder, name, options);
+    started.push(child);
+    return child;
   };
   const mock = await run("mock", "--script", "replies.jsonl", "--record", "received.jsonl");
   const upstream = await told(mock, folder, "mock.out", (text) => text.trim());
@@ -59,18 +65,19 @@ async function start(folder, name, options) {
     env: Object.fromEntries(settings),
     stdio: ["ignore", out.fd, log.fd],
   });
+  everStarted.push(started);
   await once(started, "spawn");
   await Promise.all([out.close(), log.close()]);
   return started;
 }
 
-/** The first answer that is not empty of what the process has written to `file`. */
-async function told(process, folder, file, answer) {
+/** The first answer that is not empty, made of what the process has written to `file`. */
+async function told(child, folder, file, answer) {
   const deadline = Date.now() + START_MAX_MS;
   for (;;) {
     const found = answer(await readFile(join(folder, file), "utf8"));
     if (found) return found;
-    if (process.exitCode !== null || Date.now() > deadline) {
+    if (child.exitCode !== null || Date.now() > deadline) {
       const log = await readFile(join(folder, file.replace(/\.\w+$/, ".log")), "utf8");
       throw new Error(`it did not start and said:\n${log}`);
     }
@@ -84,11 +91,11 @@ function servingUrl(log) {
   return line && JSON.parse(line).url;
 }
 
-async function end(process) {
-  if (process.exitCode !== null || process.signalCode !== null) return;
-  const gone = once(process, "exit");
-  process.kill("SIGTERM");
-  const impatience = setTimeout(() => process.kill("SIGKILL"), END_MAX_MS);
+async function end(child) {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const gone = once(child, "exit");
+  child.kill("SIGTERM");
+  const impatience = setTimeout(() => child.kill("SIGKILL"), END_MAX_MS);
   await gone;
   clearTimeout(impatience);
 }
