@@ -340,7 +340,7 @@ async def test_usage_has_every_count_that_the_types_want(application: Applicatio
     assert response.usage is not None
     assert response.usage.to_dict() == {
         "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 1, "input_tokens_per_turn": [5], "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 12,
