@@ -12,9 +12,10 @@ FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0
 SERVE = $(BIN)/rejoinder serve --port $(PORT) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 COVERAGE = $(BIN)/coverage
 SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
+NODE_PACKAGES := tests/node/node_modules
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-unit test-system-postgres lint fix cover e2e-vllm image clean
+.PHONY: help setup run demo test test-unit test-system-postgres test-node lint fix cover e2e-vllm image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-22s%s\n", $$1, $$2}'
@@ -45,7 +46,7 @@ endif
 demo: .venv/.synced ## Two turns through a real server: what was stored, and what the upstream received
 	$(BIN)/rejoinder demo
 
-test: lint ## Lint, then every tier of tests but the real vLLM
+test: lint ## Lint, then every tier of tests but the real vLLM and the JavaScript clients
 	$(SUITE)
 
 test-unit: .venv/.synced ## The tests that need no socket and no Postgres
@@ -53,6 +54,16 @@ test-unit: .venv/.synced ## The tests that need no socket and no Postgres
 
 test-system-postgres: .venv/.synced ## The suite on the machine's own PostgreSQL (Debian 12: 15) in place of the embedded one
 	tests/with_system_postgres.sh $(SUITE) --ignore=tests/unit
+
+test-node: .venv/.synced $(NODE_PACKAGES)/.package-lock.json ## JavaScript clients before a real server (needs node and npm)
+	node --test --test-reporter=spec tests/node/*.test.js
+
+# npm puts this file there last. Its warnings are off: some clients ask for Node.js 22 and run on 20 too.
+$(NODE_PACKAGES)/.package-lock.json: tests/node/package.json tests/node/package-lock.json
+	@for needed in node npm; do command -v $$needed >/dev/null || \
+		{ echo "$$needed is not there: the JavaScript clients need Node.js 20 or newer, with npm" >&2; exit 1; }; done
+	npm ci --prefix tests/node --no-audit --no-fund --loglevel=error
+	@touch $@
 
 lint: .venv/.synced ## Ruff, mypy and the layering rules
 	$(BIN)/ruff check .
@@ -81,4 +92,4 @@ image: ## Build the container image
 	docker build --file docker/Dockerfile --tag rejoinder .
 
 clean: ## Remove what was built and cached, never the data
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(NODE_PACKAGES)

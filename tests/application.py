@@ -243,6 +243,24 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
     return events
 
 
+class Minted:
+    """Equal to an id that the server made: a prefix and 48 hexadecimal digits."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, str):
+            return False
+        prefix, _, digits = other.partition("_")
+        return prefix == self._prefix and len(digits) == 48 and set(digits) <= set("0123456789abcdef")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<a minted {self._prefix}_>"
+
+
 # --- what an upstream answers
 
 

@@ -53,7 +53,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def is_foreign(folder: Path) -> bool:
     name = named(folder)
     hidden = folder.name.startswith(".") and name != ".ci"
-    return hidden or folder.name == "__pycache__" or name in {"build", "dist", "data", "tests/data"}
+    return hidden or folder.name in {"__pycache__", "node_modules"} or name in {"build", "dist", "data", "tests/data"}
 
 
 def functions(source: str) -> Iterator[tuple[str, int]]:

@@ -170,13 +170,18 @@ def _full_reasoning(reasoning: raw.Object) -> bytes:
 
 
 def _full_usage(usage: bytes) -> bytes:
+    """With every count that the contract wants, and nothing but counts in the details.
+
+    vLLM has lists of tokens per turn there, at which the JavaScript agents' client gives up a stream.
+    """
     cut = raw.Object(usage)
     full = {name: b"0" for name in _TOKENS if cut.get(name) is None}
     if cut.get("total_tokens") is None:
         full["total_tokens"] = raw.literal(sum(int(_integer(cut, name) or 0) for name in _TOKENS))
     for name, wanted in _TOKEN_DETAILS.items():
         details = raw.Object(_object(cut, name) or b"{}")
-        full[name] = details.spliced({key: b"0" for key in wanted if details.get(key) is None})
+        counts = {key: value for key, value in details.members() if _is_number(value)}
+        full[name] = raw.render(dict.fromkeys(wanted, b"0") | counts)
     return cut.spliced(full)
 
 
@@ -193,8 +198,11 @@ def _object(upstream: raw.Object | None, name: str) -> bytes | None:
 def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
     """A time in whole seconds; vLLM and others send floats, the contract wants integers."""
     value = upstream.get(name) if upstream else None
-    is_number = value is not None and raw.kind(value) in ("an integer", "a number")
-    if value is None or not is_number or len(value) > _NUMBER_LENGTH_MAX:
+    if value is None or not _is_number(value) or len(value) > _NUMBER_LENGTH_MAX:
         return None
     number = raw.decode(value)
     return raw.literal(int(number)) if 0 <= number < 2**53 else None
+
+
+def _is_number(value: bytes) -> bool:
+    return raw.kind(value) in ("an integer", "a number")

@@ -8,28 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.application import Application, both_modes, function_call, message, reasoning, reply, running
+from tests.application import Application, Minted, both_modes, function_call, message, reasoning, reply, running
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 PDF = "data:application/pdf;base64,JVBERi0="
-
-
-class Minted:
-    """Equal to an id that the server made: a prefix and 48 hexadecimal digits."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, str):
-            return False
-        prefix, _, digits = other.partition("_")
-        return prefix == self._prefix and len(digits) == 48 and set(digits) <= set("0123456789abcdef")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<a minted {self._prefix}_>"
 
 
 MSG, FC, FCO = Minted("msg"), Minted("fc"), Minted("fco")

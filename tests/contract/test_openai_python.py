@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseInputItemParam
 
 from server.mock import Reply
 from tests.application import Application, both_modes, function_call, message, reasoning, reply, running
+from tests.contract.dialogue import ANSWERS, QUESTIONS, WEATHER, Dialogue, received
 from tests.harness import Capture, captures
 
 TOOL: Any = {
@@ -67,6 +68,39 @@ async def test_a_dialogue_with_a_tool(application: Application, stream: bool) ->
     assert second.output_text == "Sunny."
     assert second.previous_response_id == first.id
     assert (await application.client.responses.retrieve(second.id)).to_dict() == _as_received(second)
+
+
+@both_modes
+async def test_two_turns_in_a_chain_of_responses(application: Application, stream: bool) -> None:
+    dialogue = Dialogue(stream)
+    application.mock.replies = dialogue.replies
+    output: Any = {"type": "function_call_output", "call_id": dialogue.ids.call_id, "output": WEATHER}
+    called = await _turn(application, stream=stream, input=QUESTIONS[0], tools=[TOOL])
+    first = await _turn(application, stream=stream, input=[output], previous_response_id=called.id, tools=[TOOL])
+    second = await _turn(application, stream=stream, input=QUESTIONS[1], previous_response_id=first.id)
+    assert (first.output_text, second.output_text) == ANSWERS
+    assert [_as_received(turn)["output"] for turn in (called, first, second)] == dialogue.outputs
+    assert received(application) == dialogue.upstream_inputs()
+    assert await application.listed(second.id) == dialogue.listed()
+
+
+@both_modes
+@pytest.mark.parametrize("is_object", [False, True], ids=["id", "object"])
+async def test_two_turns_in_a_conversation(application: Application, stream: bool, is_object: bool) -> None:
+    dialogue = Dialogue(stream)
+    application.mock.replies = dialogue.replies
+    output: Any = {"type": "function_call_output", "call_id": dialogue.ids.call_id, "output": WEATHER}
+    made = await application.client.conversations.create()
+    named: Any = {"id": made.id} if is_object else made.id
+    await _turn(application, stream=stream, input=QUESTIONS[0], conversation=named, tools=[TOOL])
+    first = await _turn(application, stream=stream, input=[output], conversation=named, tools=[TOOL])
+    second = await _turn(application, stream=stream, input=QUESTIONS[1], conversation=named)
+    assert (first.output_text, second.output_text) == ANSWERS
+    assert second.conversation is not None
+    assert (second.conversation.id, second.previous_response_id) == (made.id, None)
+    assert received(application) == dialogue.upstream_inputs()
+    assert await application.conversed(made.id) == [*dialogue.listed(), *dialogue.outputs[2]]
+    assert await application.listed(second.id) == dialogue.listed()
 
 
 @both_modes
@@ -306,7 +340,7 @@ async def test_usage_has_every_count_that_the_types_want(application: Applicatio
     assert response.usage is not None
     assert response.usage.to_dict() == {
         "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 1, "input_tokens_per_turn": [5], "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 12,

@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` folder of an environment that holds the wheel, what it requires at the locked versions, and no more."""
     environment = tmp_path_factory.mktemp("installed") / "venv"
-    uv("sync", "--frozen", "--no-dev", "--no-install-project", UV_PROJECT_ENVIRONMENT=str(environment))
+    uv("sync", "--frozen", "--no-default-groups", "--no-install-project", UV_PROJECT_ENVIRONMENT=str(environment))
     # Offline, so that it fails when the wheel requires something that the lock does not hold for it.
     uv("pip", "install", "--offline", "--python", environment / "bin" / "python", wheel)
     return environment / "bin"

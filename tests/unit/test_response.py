@@ -314,8 +314,8 @@ NO_DETAILS = {
         ({"output_tokens": 7}, {"input_tokens": 0, "output_tokens": 7, "total_tokens": 7} | NO_DETAILS),
         ({"input_tokens": None, "total_tokens": None},
          {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0} | NO_DETAILS),
-        (FULL_USAGE | {"input_tokens_details": {"cached_tokens": 4, "per_turn": []}},
-         FULL_USAGE | {"input_tokens_details": {"cached_tokens": 4, "per_turn": [], "cache_write_tokens": 0}}),
+        (FULL_USAGE | {"input_tokens_details": {"x_tokens": 4, "cached_tokens": None}},
+         FULL_USAGE | {"input_tokens_details": {"x_tokens": 4, "cached_tokens": 0, "cache_write_tokens": 0}}),
         (FULL_USAGE | {"output_tokens_details": "none", "input_tokens_details": 3}, FULL_USAGE | NO_DETAILS),
         (None, None),
         ([], None),
@@ -325,6 +325,12 @@ NO_DETAILS = {
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
 def test_usage_is_filled(sent: Any, told: Any, status: str) -> None:
     assert ended(json.dumps({"usage": sent}), status)["usage"] == told
+
+
+@pytest.mark.parametrize("value", [[], [5], {"n": 5}, "5", True, None])
+def test_details_of_usage_are_counts_and_nothing_else(value: Any) -> None:
+    sent = {name: details | {"per_turn": value} for name, details in NO_DETAILS.items()}
+    assert ended(json.dumps({"usage": FULL_USAGE | sent}))["usage"] == FULL_USAGE | NO_DETAILS
 
 
 def test_usage_is_null_until_the_end() -> None:
