@@ -17,6 +17,7 @@ from server.protocol.items import Item
 from server.protocol.output import Output, OutputItem
 from server.protocol.response import ResponseObject
 from server.protocol.shown import shown
+from server.protocol.telling import told
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,10 +239,11 @@ class Assembler:
                 self._finish_item(item, element)
 
     def _present(self, cut: raw.Object, sent_index: int | None) -> None:
-        """An item that comes whole, without having been announced."""
+        """An item that comes whole, without having been announced: it is told as if it had come in pieces."""
         item = self._output.announce(cut, sent_index)
-        self._write_item(events.ITEM_ADDED, item, shown(self._output.as_item(item, cut), is_done=False))
-        self._finish_item(item, cut)
+        for name, members in told(shown(self._output.finish(item, cut))):
+            place = {} if name in events.WITHOUT_ITEM_ID else {"item_id": raw.literal(item.public_id)}
+            self._write(name, {**place, "output_index": raw.literal(item.index), **members})
 
     def _finish_item(self, item: OutputItem, body: raw.Object) -> None:
         """The `done` of an item for which the upstream sent none."""

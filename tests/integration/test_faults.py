@@ -344,10 +344,14 @@ async def test_a_whole_reply_to_a_stream_is_streamed(application: Application) -
         "response.created",
         "response.in_progress",
         "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
         "response.output_item.done",
         "response.completed",
     ]
-    assert [event["sequence_number"] for event in events] == list(range(5))
+    assert [event["sequence_number"] for event in events] == list(range(9))
     response = events[-1]["response"]
     assert response["output"][0]["content"][0]["text"] == "Hi."
     assert (await application.http.get(f"/v1/responses/{response['id']}")).json() == response

@@ -61,6 +61,21 @@ CALL = {
 }
 ITEMS = [THOUGHT, ANSWER, CALL]
 
+# How an item is told that came whole (contract api.md 6, legal order).
+TOLD = {
+    "reasoning": [
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+        "output_item.done",
+    ],
+    "message": [
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+    ],
+    "function_call": [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+    ],
+}  # fmt: skip
+
 
 def created(**members: Any) -> Event:
     return {"type": "response.created", "response": RESPONSE | members}
@@ -575,14 +590,14 @@ def test_a_turn_that_could_not_be_stored_is_told_as_failed() -> None:
 
 def test_an_item_that_is_only_done_is_announced_first() -> None:
     result = accepted(numbered([created(), in_progress(), done(0, THOUGHT), done(1, ANSWER), terminal()]))
-    assert result.types[2:6] == ["output_item.added", "output_item.done"] * 2
-    assert [event["output_index"] for event in result.events[2:6]] == [0, 0, 1, 1]
+    assert result.types[2:-1] == [*TOLD["reasoning"], *TOLD["message"]]
+    assert [event["output_index"] for event in result.events[2:-1]] == [0] * 6 + [1] * 6
     assert result.output == ITEMS[:2]
 
 
 def test_events_of_an_item_that_was_never_announced_wait_for_the_item() -> None:
     result = accepted(numbered([created(), in_progress(), *answer(0)[1:], terminal(output=[ANSWER])]))
-    assert result.types[2:-1] == ["output_item.added", "output_item.done"]
+    assert result.types[2:-1] == TOLD["message"]
     assert result.output == [ANSWER]
 
 
@@ -610,7 +625,7 @@ def test_the_terminal_output_supplies_items_that_were_not_done() -> None:
 def test_the_terminal_output_supplies_items_that_were_never_announced() -> None:
     result = accepted(numbered([created(), in_progress(), *answer(0), terminal(output=ITEMS)]))
     assert [item["id"] for item in result.output] == ["msg_1", "rs_1", "fc_1"]
-    assert result.types[-5:-1] == ["output_item.added", "output_item.done"] * 2
+    assert result.types[-11:-1] == [*TOLD["reasoning"], *TOLD["function_call"]]
 
 
 def test_the_terminal_output_alone_is_enough() -> None:
@@ -689,7 +704,9 @@ def test_a_whole_reply_in_place_of_a_stream_is_told_as_one() -> None:
     assert result.types == [
         "created",
         "in_progress",
-        *["output_item.added", "output_item.done"] * 3,
+        *TOLD["reasoning"],
+        *TOLD["message"],
+        *TOLD["function_call"],
         "completed",
     ]
     assert bodies(result.outcome) == [THOUGHT, ANSWER, CALL]
@@ -750,11 +767,10 @@ def test_either_an_id_or_an_index_is_enough_to_tell_items_apart(missing: str) ->
     assert accepted(broken).events == accepted(events).events
 
 
-def test_no_status_is_claimed_of_an_unannounced_item_before_it_is_done() -> None:
+def test_an_unannounced_item_is_not_said_to_be_done_before_it_is() -> None:
     item = {name: value for name, value in CALL.items() if name != "status"}
     result = turn_of([created(), in_progress(), done(0, item), terminal()])
-    assert "status" not in result.events[2]["item"]
-    assert result.events[3]["item"]["status"] == "completed"
+    assert [event["item"]["status"] for event in result.events if "item" in event] == ["in_progress", "completed"]
 
 
 # --- ids
