@@ -42,11 +42,17 @@ def mock(folder: Path, *options: str, commands: Path = OURS) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server(folder: Path, upstream: str, *options: str, commands: Path = OURS) -> Iterator[str]:
-    """`rejoinder serve` on a free port, run in `folder` with its data there, as its URL without a path."""
-    line = [commands / "rejoinder", "serve", "--port", "0", "--data-dir", folder / "data", "--upstream", upstream]
-    with running([*line, *options], folder, "serve") as process:
-        log = folder / "serve.log"
+def server(
+    folder: Path, upstream: str | None, *options: str, commands: Path = OURS, name: str = "serve"
+) -> Iterator[str]:
+    """`rejoinder serve` on a free port, run in `folder` with its data there, as its URL without a path.
+
+    Without `upstream` the options must say where a configuration is. `name` is that of its log in the folder.
+    """
+    line = [commands / "rejoinder", "serve", "--port", "0", "--data-dir", folder / "data"]
+    upstream_option = [] if upstream is None else ["--upstream", upstream]
+    with running([*line, *upstream_option, *options], folder, name) as process:
+        log = folder / f"{name}.log"
         yield awaited(process, lambda: serving(log), log)["url"]
 
 

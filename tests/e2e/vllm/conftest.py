@@ -37,6 +37,28 @@ def rejoinder(vllm: str) -> Iterator[str]:
         yield f"{url}/v1"
 
 
+CHAT = """
+[[upstreams]]
+name = "chat"
+urls = ["{vllm}"]
+dialect = "chat"
+profile = "chat-vllm"
+models = ["*"]
+"""
+
+
+@pytest.fixture(scope="session")
+def both_dialects(vllm: str) -> Iterator[dict[str, str]]:
+    """Base URLs of two servers on one database before that vLLM, by the dialect that they speak to it."""
+    with processes.data_folder() as folder:
+        (folder / "chat.toml").write_text(CHAT.format(vllm=vllm))
+        with (
+            processes.server(folder, vllm, name="responses") as responses_url,
+            processes.server(folder, None, "--config", str(folder / "chat.toml"), name="chat") as chat_url,
+        ):
+            yield {"responses": f"{responses_url}/v1", "chat": f"{chat_url}/v1"}
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
