@@ -4,21 +4,20 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
 from server.api import conversations as conversations_api
+from server.api import pass_through as pass_through_api
 from server.api import responses as responses_api
 from server.api import system as system_api
 from server.api import wire
-from server.config import Config
+from server.config import Config, UpstreamSettings
 from server.embedded import EmbeddedPostgres
 from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
-from server.protocol import profile
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
 from server.store.leases import Leases
@@ -27,18 +26,20 @@ from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 
-UPSTREAM_NAME = "default"
-"""The name of the one upstream that `--upstream` gives; the issuer of what it makes."""
-
 
 def create(config: Config, telemetry: Telemetry) -> Litestar:
     """The application. What it needs is opened by its start-up and closed by its shutdown.
 
     Its start-up raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is no database to use.
     """
-    assert config.upstream is not None, "a server without an upstream is refused before it is made"
+    assert config.upstreams, "a server without an upstream is refused before it is made"
     return Litestar(
-        route_handlers=[*responses_api.ROUTES, *conversations_api.ROUTES, *system_api.ROUTES],
+        route_handlers=[
+            *responses_api.ROUTES,
+            *conversations_api.ROUTES,
+            *system_api.ROUTES,
+            *pass_through_api.routes(config.pass_through),
+        ],
         lifespan=[_lifespan(config, telemetry)],
         before_send=[wire.add_request_id],
         exception_handlers={
@@ -70,6 +71,7 @@ def _lifespan(
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
+                "json_depth_max": config.json_depth_max,
                 "responses": stored,
                 "telemetry": telemetry,
                 "turns": turns,
@@ -94,17 +96,29 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
 
 
 def _open_upstreams(config: Config) -> Upstreams:
-    assert config.upstream is not None
-    client = UpstreamClient(
-        config.upstream,
-        api_key=config.upstream_api_key,
-        connect_timeout_s=config.connect_timeout_s,
-        reply_timeout_s=config.reply_timeout_s,
-        silence_timeout_s=config.silence_timeout_s,
-        reply_bytes_max=config.reply_bytes_max,
+    return Upstreams([_open_upstream(config, settings) for settings in config.upstreams])
+
+
+def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
+    replicas = [
+        UpstreamClient(
+            url,
+            api_key=settings.api_key,
+            connect_timeout_s=config.connect_timeout_s,
+            reply_timeout_s=config.reply_timeout_s,
+            silence_timeout_s=config.silence_timeout_s,
+            reply_bytes_max=config.reply_bytes_max,
+        )
+        for url in settings.urls
+    ]
+    return Upstream(
+        name=settings.name,
+        profile=settings.profile,
+        replicas=replicas,
+        models=settings.models,
+        is_default=settings.is_default,
+        think_tags=settings.think_tags,
     )
-    vllm = msgspec.structs.replace(profile.VLLM, encrypted_only=config.encrypted_only)
-    return Upstreams([Upstream(name=UPSTREAM_NAME, profile=vllm, client=client)])
 
 
 def _turns(

@@ -45,6 +45,10 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
+class UpstreamUnreachable(ApiError):
+    """A model server that nothing was sent to, since no connection to it could be made: an equal one may be asked."""
+
+
 # --- the body and its members
 
 
@@ -244,6 +248,11 @@ def model_not_found(model: str) -> ApiError:
     return ApiError(400, f"The requested model '{model}' does not exist.", param="model", code="model_not_found")
 
 
+def unknown_model(model: str) -> ApiError:
+    """For a look-up by the name in a path, which is a 404 where the one in a request's body is a 400."""
+    return ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
+
+
 def upstream_refused(
     status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: str | None = None
 ) -> ApiError:
@@ -264,8 +273,12 @@ def upstream_broken(reason: str) -> ApiError:
     return ApiError(502, f"The model server failed: {reason}", type="server_error")
 
 
-def upstream_unreachable() -> ApiError:
-    return ApiError(503, "The model server cannot be reached.", type="server_error")
+def upstream_unreachable() -> UpstreamUnreachable:
+    return UpstreamUnreachable(503, "The model server cannot be reached.", type="server_error")
+
+
+def upstream_not_connected() -> UpstreamUnreachable:
+    return UpstreamUnreachable(504, "The model server did not take a connection in time.", type="server_error")
 
 
 def upstream_too_slow() -> ApiError:

@@ -5,14 +5,15 @@ from typing import Any
 
 from litestar import Request, Response, get
 
+from server import errors
 from server.api import wire
-from server.errors import ApiError
-from server.protocol import raw
+from server.protocol import models, raw
 from server.store.database import Database
 from server.upstream.choose import Upstreams
 
 DATABASE_PROBE_S = 2.0
 UPSTREAM_PROBE_S = 0.5
+MODELS_MAX_S = 5.0
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
@@ -26,7 +27,9 @@ async def check_health() -> Response[bytes]:
 async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
-    database_is_ready, upstream_is_ready = await asyncio.gather(_pings(database), _answers(request.app.state.upstreams))
+    database_is_ready, upstream_is_ready = await asyncio.gather(
+        _pings(database), request.app.state.upstreams.are_reached(UPSTREAM_PROBE_S)
+    )
     members = {
         "status": _readiness(database_is_ready),
         "database": _readiness(database_is_ready),
@@ -37,9 +40,17 @@ async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """The upstream's list, as it came."""
-    upstreams: Upstreams = request.app.state.upstreams
-    return wire.json_response(await upstreams.models())
+    """What all upstreams list."""
+    return wire.json_response(models.model_list(await _models(request)))
+
+
+@get("/v1/models/{model:path}")
+async def retrieve_model(request: Request[Any, Any, Any]) -> Response[bytes]:
+    name = request.path_params["model"].removeprefix("/")
+    for model in await _models(request):
+        if models.id_of(model) == name:
+            return wire.json_response(model)
+    raise errors.unknown_model(name)
 
 
 async def _pings(database: Database) -> bool:
@@ -50,17 +61,13 @@ async def _pings(database: Database) -> bool:
         return False
 
 
-async def _answers(upstreams: Upstreams) -> bool:
-    try:
-        async with asyncio.timeout(UPSTREAM_PROBE_S):
-            await upstreams.models()
-    except (ApiError, TimeoutError):
-        return False
-    return True
+async def _models(request: Request[Any, Any, Any]) -> list[bytes]:
+    upstreams: Upstreams = request.app.state.upstreams
+    return await upstreams.models(MODELS_MAX_S)
 
 
 def _readiness(is_ready: bool) -> bytes:
     return raw.literal("ready" if is_ready else "unavailable")
 
 
-ROUTES = [check_health, check_readiness, list_models]
+ROUTES = [check_health, check_readiness, list_models, retrieve_model]

@@ -8,7 +8,8 @@ from server.config import Config, ConfigError
 from server.telemetry import Telemetry
 
 NO_UPSTREAM = (
-    "no model server is configured. Give its base URL: --upstream http://host:8000/v1 (or REJOINDER_UPSTREAM). "
+    "no model server is configured. Give its base URL: --upstream http://host:8000/v1 (or REJOINDER_UPSTREAM, or "
+    "[[upstreams]] in the configuration file). "
     "To try without a model, run `rejoinder mock` and give the URL it tells"
 )
 
@@ -32,7 +33,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(arguments: argparse.Namespace) -> int:
     config = options.settings(arguments)
-    if config.upstream is None:
+    if not config.upstreams:
         raise ConfigError(NO_UPSTREAM)
     telemetry = Telemetry(config.log_level)
     telemetry.adopt_library_logs()
@@ -57,8 +58,8 @@ def _announce(config: Config, url: str, telemetry: Telemetry) -> None:
     telemetry.info(
         "serving",
         url=url,
-        upstream=config.upstream,
-        upstream_authentication=config.upstream_api_key is not None or "@" in (config.upstream or ""),
+        upstream=", ".join(url for upstream in config.upstreams for url in upstream.urls),
+        upstream_authentication=any(upstream.has_credentials for upstream in config.upstreams),
         database="embedded" if config.database_url is None else "external",
         data_dir=str(config.data_dir) if config.database_url is None else None,
     )

@@ -59,6 +59,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     began_at: datetime
 
     @property
+    def chain(self) -> str:
+        """What the turns of a chain have in common, and those of a conversation."""
+        parent = self.origin.parent
+        return self.request.conversation_id or (parent.root_public_id if parent else self.response_id)
+
+    @property
     def issuer(self) -> str:
         return self.upstream.issuer(self.request.model)
 
@@ -185,7 +191,7 @@ class Turns:
 
     async def _answer(self, turn: Turn, run: Run) -> None:
         try:
-            reply = await turn.upstream.create(turn.upstream_body, turn.request.model)
+            reply = await turn.upstream.create(turn.upstream_body, turn.request.model, turn.chain)
             outcome = assemble_body(
                 reply, turn.response, taken_ids=turn.taken_ids, issuer=turn.issuer, reader=self._reader(turn)
             )
@@ -232,7 +238,7 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
-        async with turn.upstream.stream(turn.upstream_body, turn.request.model) as reply:
+        async with turn.upstream.stream(turn.upstream_body, turn.request.model, turn.chain) as reply:
             with heartbeat:
                 if reply.is_json:
                     run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))
@@ -243,7 +249,7 @@ class Turns:
                         return
 
     def _reader(self, turn: Turn) -> Reader:
-        return turn.upstream.dialect.read(turn.request, self._limits.event_bytes_max)
+        return turn.upstream.dialect.read(turn.request, turn.upstream.profile, self._limits.event_bytes_max)
 
     async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
         """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""

@@ -6,6 +6,8 @@ What lives here lets everything else know one form only, that of the Responses A
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from server.protocol.chat.reply import ChatReply
+from server.protocol.chat.request import chat_request, functions
 from server.protocol.profile import Profile
 from server.protocol.replay import Decision
 from server.protocol.request import Request
@@ -55,14 +57,19 @@ class Dialect(NamedTuple):
     """An API that upstreams speak. `path` lies behind their base URL.
 
     `render` takes request, response id, decisions and profile and gives the body to send; it raises ApiError 400.
-    `read` takes the request and the largest size of one event in bytes.
+    `read` takes the request, the profile and the largest size of one event in bytes.
     """
 
     path: str
     render: Callable[[Request, str, Sequence[Decision], Profile], bytes]
-    read: Callable[[Request, int], Reader]
+    read: Callable[[Request, Profile, int], Reader]
+
+
+def _read_chat(request: Request, profile: Profile, event_bytes_max: int) -> Reader:
+    return ChatReply(functions(request, profile), event_bytes_max)
 
 
 DIALECTS: dict[Literal["responses", "chat"], Dialect] = {
     "responses": Dialect("/responses", upstream_request, lambda *_: AsItCame()),
+    "chat": Dialect("/chat/completions", chat_request, _read_chat),
 }

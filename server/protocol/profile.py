@@ -21,6 +21,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     In the chat dialect a reasoning text is sent in the field that carried it, if it is one of `reasoning_fields`; where
     that is not known, in those of `without_record`. `sends_reasoning_details` sends recorded `reasoning_details` back.
+    `developer_role` is what a developer's message is called.
     """
 
     dialect: Literal["responses", "chat"]
@@ -44,6 +45,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reasoning_fields: tuple[str, ...] = ()
     without_record: tuple[str, ...] = ()
     sends_reasoning_details: bool = False
+    developer_role: Literal["developer", "system"] = "developer"
 
     def issuer(self, upstream_name: str, model: str) -> str:
         """Who can read the sealed state that this model makes there (DESIGN 6): the upstream, or a family of models."""
@@ -227,11 +229,11 @@ STRICT_CHAT = Profile(
     blank_beside_call="kept",
     output_parts="as_text",
     custom_tools="kept",
-    tool_types=frozenset({"function", "custom"}),
+    tool_types=frozenset({"function", "namespace", "custom"}),
     request_members=frozenset(
         {
             "model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "temperature",
-            "top_p", "top_logprobs", "text", "reasoning", "metadata", "include", "prompt_cache_key",
+            "top_p", "top_logprobs", "text", "reasoning", "include", "prompt_cache_key",
             "safety_identifier", "user", "service_tier", "frequency_penalty", "presence_penalty",
         }
     ),
@@ -246,7 +248,9 @@ CHAT_VLLM = msgspec.structs.replace(
     reasoning="plaintext",
     refusals="as_text",
     blank_beside_call="left_out",
+    output_parts="kept",
     custom_tools="as_functions",
+    developer_role="system",
     # Sampling of vLLM's own and whatever else its users send; `request_id` is the id of its log and of its reply.
     request_members=None,
     withheld_members=VLLM.withheld_members,
@@ -257,7 +261,13 @@ CHAT_VLLM = msgspec.structs.replace(
 
 # OpenRouter takes reasoning back as it gave it, in `reasoning_details`, and judges signatures in them.
 OPENROUTER = msgspec.structs.replace(
-    STRICT_CHAT, reasoning="opaque", custom_tools="as_functions", sends_reasoning_details=True
+    STRICT_CHAT,
+    reasoning="opaque",
+    refusals="as_text",
+    output_parts="kept",
+    custom_tools="as_functions",
+    developer_role="system",
+    sends_reasoning_details=True,
 )
 
 PRESETS: dict[str, Profile] = {

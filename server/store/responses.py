@@ -22,11 +22,15 @@ from server.store.rows import item_columns, items_of
 
 
 class Parent(Struct, frozen=True):
-    """The response that a turn continues: its key, the root of its tree, and how many responses are before it."""
+    """The response that a turn continues: its key, the root of its tree, and how many responses are before it.
+
+    `root_public_id` is the same text for all turns of a chain: what goes by it stays together.
+    """
 
     id: int
     root_id: int
     depth: int
+    root_public_id: str
 
 
 class History(Struct, frozen=True):
@@ -83,7 +87,7 @@ class Responses:
             return None
         named = rows[-1]
         turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
-        parent = Parent(id=named.turn_id, root_id=named.root_id, depth=named.depth)
+        parent = Parent(id=named.turn_id, root_id=named.root_id, depth=named.depth, root_public_id=named.root_public_id)
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
     async def input_items(self, tenant_id: int, public_id: str) -> list[Item] | None:

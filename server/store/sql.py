@@ -39,12 +39,15 @@ _NEW_ITEM = """item.number - 1, cast(item.is_output as boolean), item.public_id,
 # disk. A step demands the depth before: a chain with a cycle in it ends, and ends wrong.
 HISTORY: Final = text(f"""
 with recursive chain as (
-    select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named
+    select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named, (
+            select root.public_id from responses as root
+            where root.tenant_id = :tenant_id and root.id = responses.root_id
+        ) as root_public_id
     from responses
     where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
     union all
     select earlier.id, earlier.parent_id, earlier.depth, earlier.status, chain.root_id, earlier.conversation_id,
-        earlier.conversation_version, false
+        earlier.conversation_version, false, chain.root_public_id
     from chain cross join lateral (
         select id, parent_id, depth, status, conversation_id, conversation_version
         from responses
@@ -52,7 +55,7 @@ with recursive chain as (
         limit 1
     ) as earlier
 )
-select {_ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth
+select {_ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth, turn.root_public_id
 from (select * from chain order by depth) as turn
 left join lateral (
     select true as is_own, position as place, items.*

@@ -1,27 +1,51 @@
-"""Which upstream a request goes to: its model names it.
+"""Which upstream a request goes to: its model names one, and its chain one of that one's equal replicas.
 
-What lives here decides by the configuration alone; what an upstream says of its own models is never used to refuse.
+What lives here decides by the configuration and by who could be reached; what an upstream says of its own models never
+refuses one.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
-
-import msgspec
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from server import errors
+from server.errors import ApiError, UpstreamUnreachable
+from server.protocol import models, raw
 from server.protocol.dialect import DIALECTS, Dialect
 from server.protocol.profile import Profile
-from server.upstream.client import Reply, UpstreamClient
+from server.upstream.client import Passed, Reply, UpstreamClient
+
+DEAD_S = 5
+"""How long a replica that could not be reached comes last: others need not wait for it as well."""
+
+Reached = TypeVar("Reached")
 
 
-class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """A model server. `models` are the names that it serves, each exact or what comes before a `*`."""
+class Upstream:
+    """One model server, or several equal ones. `models` are names that it serves, exact or what comes before a `*`."""
 
-    name: str
-    profile: Profile
-    client: UpstreamClient
-    models: Sequence[str] = ("*",)
-    is_default: bool = False
+    def __init__(
+        self,
+        *,
+        name: str,
+        profile: Profile,
+        replicas: Sequence[UpstreamClient],
+        models: Sequence[str] = ("*",),
+        is_default: bool = False,
+        think_tags: Literal["keep", "split"] = "keep",
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.profile = profile
+        self.models = models
+        self.is_default = is_default
+        self.think_tags = think_tags
+        self._replicas = replicas
+        self._dead_until_s: dict[UpstreamClient, float] = {}
+        self._now_s = now_s
 
     @property
     def dialect(self) -> Dialect:
@@ -32,15 +56,66 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
         return self.profile.issuer(self.name, model)
 
     def fit_to_tell(self, message: object) -> str | None:
-        return self.client.fit_to_tell(message)
+        """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
+        return self._replicas[0].fit_to_tell(message)
 
-    async def create(self, body: bytes, model: str) -> bytes:
-        """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
-        return await self.client.create(self.dialect.path, body, model)
+    async def create(self, body: bytes, model: str, chain: str) -> bytes:
+        """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx.
 
-    def stream(self, body: bytes, model: str) -> contextlib.AbstractAsyncContextManager[Reply]:
+        `chain` is any text that the turns of a chain share: they go to one replica, whose prefix cache knows them.
+        """
+        return await self._reached(chain, lambda client: client.create(self.dialect.path, body, model))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, body: bytes, model: str, chain: str) -> AsyncIterator[Reply]:
         """A streamed reply, from its 2xx headers on; raises ApiError."""
-        return self.client.stream(self.dialect.path, body, model)
+        async with contextlib.AsyncExitStack() as opened:
+            yield await self._reached(
+                chain, lambda client: opened.enter_async_context(client.stream(self.dialect.path, body, model))
+            )
+
+    @contextlib.asynccontextmanager
+    async def passed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[Passed]:
+        """The reply to a request that is handed on unread, whatever its status."""
+        async with contextlib.AsyncExitStack() as opened:
+            yield await self._reached(
+                path, lambda client: opened.enter_async_context(client.passed(path, body, headers))
+            )
+
+    async def listed(self) -> list[bytes]:
+        """The models that the upstream lists; raises ApiError."""
+        body = await self._reached("", lambda client: client.models())
+        try:
+            return models.listed(body, self.name)
+        except raw.Malformed:
+            raise errors.upstream_broken("what it lists are no models.") from None
+
+    async def close(self) -> None:
+        for client in self._replicas:
+            await client.close()
+
+    async def _reached(self, chain: str, attempt: Callable[[UpstreamClient], Awaitable[Reached]]) -> Reached:
+        """What the first replica says that can be reached: nothing was sent to those before it."""
+        unreached: UpstreamUnreachable | None = None
+        for client in self._in_order(chain):
+            try:
+                return await attempt(client)
+            except UpstreamUnreachable as error:
+                self._dead_until_s[client] = self._now_s() + DEAD_S
+                unreached = error
+        assert unreached is not None, "an upstream has at least one replica"
+        raise unreached
+
+    def _in_order(self, chain: str) -> Sequence[UpstreamClient]:
+        """The replicas as this chain tries them, those thought dead last. A chain keeps its order when others leave."""
+        if len(self._replicas) == 1:
+            return self._replicas
+
+        def weight(client: UpstreamClient) -> tuple[bool, bytes]:
+            is_dead = self._dead_until_s.get(client, 0) > self._now_s()
+            return is_dead, hashlib.sha256(f"{chain} {client.base_url}".encode()).digest()
+
+        return sorted(self._replicas, key=weight)
 
 
 class Upstreams:
@@ -48,27 +123,54 @@ class Upstreams:
 
     def __init__(self, upstreams: Sequence[Upstream]) -> None:
         self._upstreams = upstreams
+        self._by_model = {model: upstream for upstream in upstreams for model in upstream.models}
+        self._default = next((upstream for upstream in upstreams if upstream.is_default), None)
 
     def of(self, model: str) -> Upstream:
         """The upstream that serves this model by its name, else by the longest beginning of it, else the default one.
 
         Raises ApiError 400 `model_not_found` where there is none.
         """
-        patterns = {pattern: upstream for upstream in self._upstreams for pattern in upstream.models}
-        exact = patterns.get(model)
-        if exact is not None and not model.endswith("*"):
-            return exact
-        beginnings = [one for one in patterns if one.endswith("*") and model.startswith(one[:-1])]
-        if beginnings:
-            return patterns[max(beginnings, key=len)]
-        for upstream in self._upstreams:
-            if upstream.is_default:
-                return upstream
-        raise errors.model_not_found(model)
+        beginnings = [name for name in self._by_model if name.endswith("*") and model.startswith(name[:-1])]
+        best = model if model in self._by_model else max(beginnings, key=len, default="")
+        upstream = self._by_model.get(best, self._default)
+        if upstream is None:
+            raise errors.model_not_found(model)
+        return upstream
 
-    async def models(self) -> bytes:
-        return await self._upstreams[0].client.models()
+    async def models(self, timeout_s: float) -> list[bytes]:
+        """Every model that an upstream lists in time or is configured to serve by its whole name, each once.
+
+        Raises the ApiError of the first upstream where nobody answered and nothing is known.
+        """
+        answers = await self._answers(timeout_s)
+        found: dict[str, bytes] = {}
+        for upstream, answer in zip(self._upstreams, answers, strict=True):
+            known = [models.named(name, upstream.name) for name in upstream.models if not name.endswith("*")]
+            for model in [*(answer if isinstance(answer, list) else ()), *known]:
+                found.setdefault(models.id_of(model), model)
+        if not found:
+            for answer in answers:
+                if isinstance(answer, ApiError):
+                    raise answer
+        return list(found.values())
+
+    async def are_reached(self, timeout_s: float) -> bool:
+        """Whether every upstream lists its models in time."""
+        return all(isinstance(answer, list) for answer in await self._answers(timeout_s))
 
     async def close(self) -> None:
         for upstream in self._upstreams:
-            await upstream.client.close()
+            await upstream.close()
+
+    async def _answers(self, timeout_s: float) -> list[list[bytes] | ApiError]:
+        return await asyncio.gather(*(self._listed(upstream, timeout_s) for upstream in self._upstreams))
+
+    async def _listed(self, upstream: Upstream, timeout_s: float) -> list[bytes] | ApiError:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await upstream.listed()
+        except TimeoutError:
+            return errors.upstream_too_slow()
+        except ApiError as error:
+            return error

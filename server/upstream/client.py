@@ -7,7 +7,7 @@ client's own headers never reach the upstream.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import aiohttp
@@ -38,6 +38,14 @@ class Reply(NamedTuple):
     chunks: AsyncIterator[bytes]
 
 
+class Passed(NamedTuple):
+    """The reply to a request that was handed on unread."""
+
+    status: int
+    content_type: str
+    chunks: AsyncIterator[bytes]
+
+
 class _Body(httpx.AsyncByteStream):
     """A body that is there already, handed to the transport without a copy."""
 
@@ -62,7 +70,7 @@ class UpstreamClient:
         reply_bytes_max: int,
         transport: Callable[[], httpx.AsyncBaseTransport] = default_transport,
     ) -> None:
-        self._base_url = base_url
+        self.base_url = base_url
         self._api_key = api_key
         self._connect_timeout_s = connect_timeout_s
         self._reply_timeout_s = reply_timeout_s
@@ -101,6 +109,15 @@ class UpstreamClient:
             return await self._whole(response)
 
     @contextlib.asynccontextmanager
+    async def passed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[Passed]:
+        """The reply to a request that is handed on unread, whatever its status; raises ApiError where there is none."""
+        async with (
+            self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
+            contextlib.aclosing(self._chunks(response)) as chunks,
+        ):
+            yield Passed(response.status_code, response.headers.get("content-type", ""), chunks)
+
+    @contextlib.asynccontextmanager
     async def _in_time(self, timeout_s: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(timeout_s):
@@ -112,15 +129,29 @@ class UpstreamClient:
     async def _send(
         self, method: str, path: str, body: bytes = b"", model: str = "", silence_timeout_s: float | None = None
     ) -> AsyncIterator[httpx.Response]:
-        headers = {"accept": "application/json, text/event-stream", "accept-encoding": "identity"}
+        headers = {"accept": "application/json, text/event-stream"}
         if body:
-            headers |= {"content-type": "application/json", "content-length": str(len(body))}
+            headers["content-type"] = "application/json"
+        async with self._exchange(method, path, body, headers, silence_timeout_s) as response:
+            if not response.is_success:
+                beginning = await self._beginning(response)
+                raise refusal(response.status_code, response.headers, beginning, model, self._api_key)
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_timeout_s: float | None
+    ) -> AsyncIterator[httpx.Response]:
+        """One request and the reply to it, from its headers on."""
+        headers = {**headers, "accept-encoding": "identity"}
+        if body:
+            headers["content-length"] = str(len(body))
         if self._api_key is not None:
             headers["authorization"] = f"Bearer {self._api_key}"
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)
         request = httpx.Request(
             method,
-            self._base_url + path,
+            self.base_url + path,
             headers=headers,
             # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
             stream=_Body(body) if body else None,
@@ -129,9 +160,6 @@ class UpstreamClient:
         with _translated():
             response = await self._transport.handle_async_request(request)
         try:
-            if not response.is_success:
-                beginning = await self._beginning(response)
-                raise refusal(response.status_code, response.headers, beginning, model, self._api_key)
             yield response
         finally:
             with contextlib.suppress(httpx.HTTPError):
@@ -188,6 +216,8 @@ def _named_fault(cause: BaseException | None) -> ApiError:
     """What really happened: httpx-aiohttp reports every connection that fails or breaks as a time-out."""
     if isinstance(cause, aiohttp.ClientConnectorError):
         return errors.upstream_unreachable()
+    if isinstance(cause, aiohttp.ConnectionTimeoutError):
+        return errors.upstream_not_connected()
     if cause is None or isinstance(cause, TimeoutError):
         return errors.upstream_too_slow()
     return errors.upstream_broken("it closed the connection.")

@@ -236,7 +236,7 @@ async def test_a_chain_goes_on_from_what_its_first_response_saw(store: Store) ->
         assert expected in await store.said_before("left")
     assert len(await store.said_before("left")) == 3
     assert await store.listed() == ["one_in", "one_out", "two_in", "two_out"]
-    assert parent == Parent(id=parent.id, root_id=parent.id, depth=0)
+    assert parent == Parent(id=parent.id, root_id=parent.id, depth=0, root_public_id="resp_one")
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])

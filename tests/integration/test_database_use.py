@@ -86,7 +86,7 @@ async def _chain(database_url: str, responses: Responses, texts: list[str]) -> s
                 "select id, root_id, depth from responses where public_id = $1", turn.public_id
             )
             assert key is not None
-            parent = Parent(*key)
+            parent = Parent(*key, root_public_id="resp_0")
     return turn.public_id
 
 

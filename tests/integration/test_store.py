@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import event, text
 
@@ -95,7 +96,7 @@ async def add_chain(responses: Responses, *names: str, after: str | None = None,
             parent = (await known(responses, f"resp_{name}", changed.get("tenant_id", 1))).parent
         else:
             # Nobody else draws numbers here.
-            parent = Parent(id=parent.id + 1, root_id=parent.root_id, depth=parent.depth + 1)
+            parent = msgspec.structs.replace(parent, id=parent.id + 1, depth=parent.depth + 1)
 
 
 def names(items: Sequence[Item]) -> list[str]:

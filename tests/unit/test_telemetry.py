@@ -127,8 +127,8 @@ def test_a_crash_tells_types_and_our_own_lines_and_no_message() -> None:
 
     (line,) = lines(stream)
     assert (line["level"], line["event"], line["id"]) == ("error", "load_failed", "resp_1")
-    assert line["error"] == "server.config.ConfigError"
-    assert all(frame.startswith("server/config.py:") for frame in line["frames"].split(" < "))
+    assert line["error"] == "server.config.checks.ConfigError"
+    assert all(frame.startswith("server/config/") for frame in line["frames"].split(" < "))
     assert SECRET not in stream.getvalue()
 
 

@@ -18,16 +18,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from server.config.checks import ConfigError, api_key, base_url, check_address, has_gaps, held
+from server.config.upstreams import UpstreamSettings, short_form, upstreams_of
 from server.telemetry import scrubbed_urls
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 _MEBIBYTE: Final = 1 << 20
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used. The text is one line, names the setting as it was spelled and never a secret."""
 
 
 def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -52,9 +50,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one server. `load` checks them; names end in their unit, sizes are bytes, times are seconds."""
 
     upstream: str | None = None
-    """Base URL of the model server (http://host:8000/v1), without a slash at its end. `serve` cannot do without."""
+    """Base URL of the one model server (http://host:8000/v1), without a slash at its end."""
     upstream_api_key: str | None = None
     """Sent to the model server as a bearer token. The client's own Authorization never is."""
+    upstreams: tuple[UpstreamSettings, ...] = ()
+    """All model servers; `upstream` is one of them by itself. `serve` cannot do without."""
+    pass_through: tuple[str, ...] = ()
+    """Other routes that are handed to the upstream of their model unread, such as /v1/embeddings."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
@@ -117,6 +119,8 @@ SECRETS: Final = ("upstream_api_key", "database_url")
 """Settings never shown, each of which may also be given as the name of a file that holds it: `<name>_file`."""
 
 _TYPES: Final[dict[str, Any]] = {field.name: field.type for field in msgspec.structs.fields(Config)}
+# Only the file can hold tables.
+del _TYPES["upstreams"]
 _NAMES: Final = (*_TYPES, *(f"{name}_file" for name in SECRETS))
 
 
@@ -138,8 +142,10 @@ def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Con
     variables = _variables(environment)
     config_files = (given.pop("config", None), variables.pop("config", None))
     config_file = next(filter(None, config_files), None)
+    from_file = _file_values(Path(str(config_file))) if config_file else {}
+    tables = from_file.pop("upstreams", None)
     layers = [
-        _Layer(_file_values(Path(str(config_file))), str, True) if config_file else _Layer({}, str, True),
+        _Layer(from_file, str, True),
         _Layer(variables, lambda name: f"REJOINDER_{name.upper()}", False),
         _Layer(given, lambda name: f"--{name.replace('_', '-')}", False),
     ]
@@ -150,7 +156,21 @@ def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Con
     values.setdefault("data_dir", default_data_dir(environment))
     if values.get("upstream_api_key") and urlsplit(values.get("upstream") or "").username is not None:
         raise ConfigError("upstream holds credentials, and upstream_api_key is given too; give one of them")
+    values["upstreams"] = _upstreams(values, tables, environment)
     return Config(**values)
+
+
+def _upstreams(
+    values: Mapping[str, Any], tables: object, environment: Mapping[str, str]
+) -> tuple[UpstreamSettings, ...]:
+    encrypted_only = values.get("encrypted_only", "refuse")
+    if tables is None:
+        url = values.get("upstream")
+        return () if url is None else (short_form(url, values.get("upstream_api_key"), encrypted_only),)
+    for name in ("upstream", "upstream_api_key"):
+        if values.get(name) is not None:
+            raise ConfigError(f"{name} and [[upstreams]] are both given; give one")
+    return upstreams_of(tables, environment, encrypted_only)
 
 
 def _shown(name: str, value: object) -> object:
@@ -204,7 +224,9 @@ def _value(name: str, source: str, layer: _Layer) -> object:
     spelled = layer.spelled(source)
     value = layer.values[source]
     if source != name:
-        value = _held(spelled, value)
+        value = held(spelled, value)
+    if not layer.typed and get_origin(_TYPES[name]) is tuple and isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
     try:
         converted: object = msgspec.convert(value, _TYPES[name], strict=layer.typed, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -216,18 +238,6 @@ def _value(name: str, source: str, layer: _Layer) -> object:
     return _CHECKS[name](spelled, converted) if name in _CHECKS else converted
 
 
-def _held(spelled: str, path: object) -> str:
-    """The secret in a file, without the line end that editors and `echo` put behind it."""
-    if not isinstance(path, str):
-        raise ConfigError(f"{spelled} cannot be used: Expected `str`, the name of a file")
-    try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as error:
-        raise ConfigError(f"the file that {spelled} names cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"the file that {spelled} names is not UTF-8") from None
-
-
 def _path(wanted: type, value: object) -> Path:
     if wanted is not Path or not isinstance(value, str) or not value:
         raise ValueError("Expected `str`, a path")
@@ -237,46 +247,25 @@ def _path(wanted: type, value: object) -> Path:
         raise ValueError("Expected a path; the home directory it begins with is unknown") from None
 
 
-def _upstream(spelled: str, value: str) -> str:
-    if _has_gaps(value) or not re.match(r"https?://[^/?#]", value, re.IGNORECASE):
-        raise ConfigError(f"{spelled} must be a URL like http://host:8000/v1")
-    parts = urlsplit(value)
-    if parts.query or parts.fragment:
-        raise ConfigError(f"{spelled} must not have a query or a fragment")
-    _check_address(spelled, value)
-    return value.rstrip("/")
-
-
 def _database_url(spelled: str, value: str) -> str:
-    scheme = urlsplit(value).scheme if "://" in value and not _has_gaps(value) else ""
+    scheme = urlsplit(value).scheme if "://" in value and not has_gaps(value) else ""
     if scheme != "postgresql":
         but = f", not with {scheme}://" if scheme else ""
         raise ConfigError(f"{spelled} must begin with postgresql://{but}")
-    _check_address(spelled, value)
+    check_address(spelled, value)
     return value
 
 
-def _check_address(spelled: str, url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port, (parts.hostname or "").encode("idna")
-    except ValueError:
-        raise ConfigError(f"{spelled} has a host or a port that cannot be read") from None
-
-
-def _api_key(spelled: str, value: str) -> str:
-    # It becomes part of a header line: what could end that line, or is no ASCII, would fail in every single turn.
-    if not value or _has_gaps(value) or not value.isascii():
-        raise ConfigError(f"{spelled} must be ASCII text without spaces, line ends or control characters")
-    return value
-
-
-def _has_gaps(text: str) -> bool:
-    return any(character.isspace() or not character.isprintable() for character in text)
+def _routes(spelled: str, routes: tuple[str, ...]) -> tuple[str, ...]:
+    for route in routes:
+        if not re.fullmatch(r"/v1(/[\w-]+)+", route) or re.match(r"/v1/(responses|conversations|models)\b", route):
+            raise ConfigError(f"{spelled} must be routes such as /v1/embeddings, none of which is the server's own")
+    return routes
 
 
 _CHECKS: Final[dict[str, Callable[[str, Any], object]]] = {
-    "upstream": _upstream,
-    "upstream_api_key": _api_key,
+    "pass_through": _routes,
+    "upstream": base_url,
+    "upstream_api_key": api_key,
     "database_url": _database_url,
 }

@@ -1,0 +1,54 @@
+"""What a value must be, wherever it was given: addresses, keys, files that hold secrets.
+
+What lives here quotes no value in an error, for it may be a secret put in the wrong place.
+"""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used. The text is one line, names the setting as it was spelled and never a secret."""
+
+
+def base_url(spelled: str, value: str) -> str:
+    """The base URL of a model server, without a slash at its end; raises ConfigError."""
+    if has_gaps(value) or not re.match(r"https?://[^/?#]", value, re.IGNORECASE):
+        raise ConfigError(f"{spelled} must be a URL like http://host:8000/v1")
+    parts = urlsplit(value)
+    if parts.query or parts.fragment:
+        raise ConfigError(f"{spelled} must not have a query or a fragment")
+    check_address(spelled, value)
+    return value.rstrip("/")
+
+
+def held(spelled: str, path: object) -> str:
+    """The secret in a file, without the line end that editors and `echo` put behind it."""
+    if not isinstance(path, str):
+        raise ConfigError(f"{spelled} cannot be used: Expected `str`, the name of a file")
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"the file that {spelled} names cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the file that {spelled} names is not UTF-8") from None
+
+
+def check_address(spelled: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:
+        raise ConfigError(f"{spelled} has a host or a port that cannot be read") from None
+
+
+def api_key(spelled: str, value: str) -> str:
+    # It becomes part of a header line: what could end that line, or is no ASCII, would fail in every single turn.
+    if not value or has_gaps(value) or not value.isascii():
+        raise ConfigError(f"{spelled} must be ASCII text without spaces, line ends or control characters")
+    return value
+
+
+def has_gaps(text: str) -> bool:
+    return any(character.isspace() or not character.isprintable() for character in text)

@@ -1,0 +1,314 @@
+"""A chat reply becomes one of the Responses API: chunks, or one body, which is read as one big delta.
+
+What lives here decides which item a piece of the reply belongs to, and how the turn ended; items tell themselves. Of
+several choices only the first is read, since no more than one is ever asked for.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from server.protocol import events, raw, sse
+from server.protocol.chat.calls import Calls, Unattributable, function_of
+from server.protocol.chat.items import Call, Message, Reasoning
+
+_REASONING_FIELDS = ("reasoning", "reasoning_content")
+_REASON_OF_FINISH = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+_Text = TypeVar("_Text", Reasoning, Message)
+
+
+class ChatReply:
+    """One reply, as a stream or as a body (`dialect.Reader`). `tools` are those that it may call, by name."""
+
+    def __init__(self, tools: dict[str, raw.Object], event_bytes_max: int) -> None:
+        self._tools = tools
+        self._decoder = sse.Decoder(event_bytes_max)
+        self._frames: list[bytes] = []
+        self._sequence_number = 0
+        self._opened = False
+        self._has_ended = False
+        self._head: dict[str, bytes] = {}
+        self._usage = raw.NULL
+        self._finish_reason: str | None = None
+        self._items: list[Reasoning | Message | Call] = []
+        self._open: Reasoning | Message | None = None
+        self._calls = Calls()
+
+    def feed(self, chunk: bytes) -> bytes:
+        for frame in self._decoder.feed(chunk):
+            self._take(frame.data.strip())
+        return self._written()
+
+    def end(self) -> bytes:
+        """Without a reason to finish there was no end: the stream was cut."""
+        if self._finish_reason is not None:
+            self._finish()
+        return self._written()
+
+    def whole(self, body: bytes) -> bytes:
+        raw.check(body, events.DEPTH_MAX)
+        reply = raw.Object(body)
+        choice = _first_choice(reply)
+        message = _object(choice.get("message")) if choice is not None else None
+        if choice is None or message is None:
+            raise raw.Malformed("it is not a chat completion")
+        self._take_chunk(reply, choice, _numbered(message))
+        response = self._finish()
+        return raw.render(response)
+
+    def fidelity(self, item_id: str | None, /) -> bytes | None:
+        found = (item for item in self._items if item.public_id == item_id)
+        return next((item.fidelity() for item in found), None)
+
+    def _take(self, data: bytes) -> None:
+        if self._has_ended or not data:
+            return
+        if data == b"[DONE]":
+            if self._finish_reason is not None or self._items:
+                self._finish()
+            return
+        try:
+            raw.check(data, events.DEPTH_MAX)
+            chunk = raw.Object(data)
+            if chunk.get("error") is not None:
+                self._write(events.ERROR, {"error": chunk.get("error") or raw.NULL})
+                self._has_ended = True
+                return
+            choice = _first_choice(chunk)
+            delta = _object(choice.get("delta")) or _object(choice.get("message")) if choice is not None else None
+            self._take_chunk(chunk, choice, delta)
+        except raw.Malformed:
+            # It is handed on as it came, to be judged like any other event that can't be read.
+            self._frames.append(sse.encode(b"error", data))
+            self._has_ended = True
+        except Unattributable:
+            message = b'"The model server sent a part of a tool call that belongs to none."'
+            self._write(events.ERROR, {"message": message, "code": b'"server_error"'})
+            self._has_ended = True
+
+    def _take_chunk(self, chunk: raw.Object, choice: raw.Object | None, delta: raw.Object | None) -> None:
+        self._begin(chunk)
+        if (usage := _object(chunk.get("usage"))) is not None:
+            self._usage = response_usage(usage)
+        if choice is None:
+            return
+        if delta is not None:
+            for take in _TAKERS:
+                take(self, delta, choice)
+        self._finish_reason = choice.string("finish_reason") or self._finish_reason
+
+    def _begin(self, chunk: raw.Object) -> None:
+        if self._opened:
+            return
+        self._opened = True
+        self._head = {name: value for name in ("id", "model") if (value := chunk.get(name)) is not None}
+        if (created := chunk.get("created")) is not None:
+            self._head["created_at"] = created
+        response = raw.render({**self._head, "object": b'"response"', "status": b'"in_progress"', "output": b"[]"})
+        for name in (events.CREATED, events.IN_PROGRESS):
+            self._write(name, {"response": response})
+
+    def _take_reasoning(self, delta: raw.Object, _: raw.Object) -> None:
+        text, field = _reasoning_of(delta)
+        details = [raw.Object(one) for one in _array(delta.get("reasoning_details")) if one.startswith(b"{")]
+        if text is None and not details:
+            return
+        if text is None:
+            text = next((found for one in details if (found := _text(one.get("text"))) is not None), None)
+        item = self._open
+        if not isinstance(item, Reasoning) or item.is_sealed or (text is not None and item.field != field):
+            item = self._opens(lambda index: Reasoning(index, self._write, field))
+        if text is not None:
+            item.say(text)
+        item.add_details(details)
+
+    def _take_content(self, delta: raw.Object, choice: raw.Object) -> None:
+        given = _array((_object(choice.get("logprobs")) or raw.Object(b"{}")).get("content"))
+        logprobs = [_logprob(raw.Object(one)) for one in given if one.startswith(b"{")]
+        for text in _content_texts(delta.get("content")):
+            self._message(delta).say("output_text", text, logprobs)
+            logprobs = []
+        if (refusal := _text(delta.get("refusal"))) is not None:
+            self._message(delta).say("refusal", refusal, [])
+        annotations = [_flat(raw.Object(one)) for one in _array(delta.get("annotations")) if one.startswith(b"{")]
+        if annotations:
+            self._message(delta).annotate(annotations)
+
+    def _message(self, delta: raw.Object) -> Message:
+        """The message that this delta goes on with; another phase is another message."""
+        phase = _text(delta.get("phase"))
+        item = self._open
+        if isinstance(item, Message) and phase in (None, item.phase):
+            return item
+        return self._opens(lambda index: Message(index, self._write, phase))
+
+    def _take_calls(self, delta: raw.Object, _: raw.Object) -> None:
+        for call in _array(delta.get("tool_calls")):
+            if call.startswith(b"{"):
+                self._take_call(raw.Object(call))
+        # What came before there were several calls.
+        if (function := _object(delta.get("function_call"))) is not None:
+            self._take_call(raw.Object(raw.render({"index": b"0", "function": function.text})))
+
+    def _take_call(self, delta: raw.Object) -> None:
+        call = self._calls.find(delta)
+        if call is None:
+            self._close("completed")
+            self._announce_calls()
+            is_custom = delta.string("type") == "custom"
+            call = Call(lambda: len(self._items), self._write, self._tools, is_custom=is_custom)
+            self._calls.add(call, delta)
+        said = function_of(delta)
+        call.add_name(said.string("name") or "")
+        arguments = _text(said.get("arguments")) or _text(said.get("input"))
+        if arguments is not None:
+            # Whatever began before it has its name by now.
+            self._announce_calls()
+            call.say(arguments)
+
+    def _announce_calls(self) -> None:
+        for call in self._calls.all:
+            if call not in self._items:
+                call.announce()
+                self._items.append(call)
+
+    def _opens(self, make: Callable[[int], _Text]) -> _Text:
+        """A new item of text, at the next place."""
+        self._close("completed")
+        self._announce_calls()
+        item = make(len(self._items))
+        self._open = item
+        self._items.append(item)
+        return item
+
+    def _close(self, status: str) -> None:
+        if self._open is not None:
+            self._open.end(status)
+            self._open = None
+
+    def _finish(self) -> dict[str, bytes]:
+        """The final response object. What a limit has cut is the item that was on its way last."""
+        reason = _REASON_OF_FINISH.get(self._finish_reason or "")
+        failed = self._finish_reason == "error"
+        status = "failed" if failed else "incomplete" if reason else "completed"
+        last_status = "completed" if status == "completed" else "incomplete"
+        last = self._open or (self._calls.all[-1] if self._calls.all else None)
+        for call in self._calls.all:
+            self._announce_calls()
+            call.end(last_status if call is last else "completed")
+        self._close(last_status)
+        response = {
+            **self._head,
+            "object": b'"response"',
+            "status": raw.literal(status),
+            "incomplete_details": raw.render({"reason": raw.literal(reason)}) if reason else raw.NULL,
+            "error": _FAILED if failed else raw.NULL,
+            "usage": self._usage,
+            "output": raw.array([item.body for item in self._items if item.body is not None]),
+        }
+        self._write(events.TERMINAL_OF_STATUS[status], {"response": raw.render(response)})
+        self._has_ended = True
+        return response
+
+    def _write(self, name: str, members: dict[str, bytes]) -> None:
+        self._frames.append(events.write(name, {"sequence_number": raw.literal(self._sequence_number), **members}))
+        self._sequence_number += 1
+
+    def _written(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
+
+
+_TAKERS: tuple[Callable[[ChatReply, raw.Object, raw.Object], None], ...] = (
+    ChatReply._take_reasoning,
+    ChatReply._take_content,
+    ChatReply._take_calls,
+)
+_FAILED = b'{"code":"server_error","message":"The model server ended the response with an error."}'
+_TOKENS = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
+_TOKEN_DETAILS = {
+    "input_tokens_details": ("prompt_tokens_details", "cached_tokens"),
+    "output_tokens_details": ("completion_tokens_details", "reasoning_tokens"),
+}
+
+
+def response_usage(usage: raw.Object) -> bytes:
+    """The usage of a chat completion under the names of the Responses API; what is not a count is left out."""
+    members = {ours: count for ours, theirs in _TOKENS.items() if (count := _count(usage.get(theirs))) is not None}
+    for ours, (theirs, name) in _TOKEN_DETAILS.items():
+        details = _object(usage.get(theirs))
+        count = _count(details.get(name)) if details is not None else None
+        if count is not None:
+            members[ours] = raw.render({name: count})
+    return raw.render(members)
+
+
+def _count(value: bytes | None) -> bytes | None:
+    return value if value is not None and value.isdigit() else None
+
+
+def _first_choice(reply: raw.Object) -> raw.Object | None:
+    choices = [raw.Object(one) for one in _array(reply.get("choices")) if one.startswith(b"{")]
+    return next((choice for choice in choices if choice.get("index") in (None, b"0")), None)
+
+
+def _numbered(message: raw.Object) -> raw.Object:
+    """A whole message as a delta, in which each call is one of its own."""
+    calls = [
+        raw.Object(call).spliced({"index": raw.literal(number)})
+        for number, call in enumerate(_array(message.get("tool_calls")))
+        if call.startswith(b"{")
+    ]
+    return raw.Object(message.spliced({"tool_calls": raw.array(calls)})) if calls else message
+
+
+def _reasoning_of(delta: raw.Object) -> tuple[bytes | None, str | None]:
+    """The reasoning in a delta and the field that carried it; None for the field where both did.
+
+    Where they differ `reasoning` counts, the newer name (vllm#27752).
+    """
+    found = {name: text for name in _REASONING_FIELDS if (text := _text(delta.get(name))) is not None}
+    texts = list(found.values())
+    if not texts:
+        return None, None
+    is_one = len(texts) == 1 or texts[0] != texts[1]
+    return texts[0], next(iter(found)) if is_one else None
+
+
+def _content_texts(content: bytes | None) -> list[bytes]:
+    """The texts of a content, which some servers send in parts."""
+    if content is None or content.startswith(b'"'):
+        return [content] if content is not None and _text(content) is not None else []
+    parts = [raw.Object(part) for part in _array(content) if part.startswith(b"{")]
+    return [text for part in parts if (text := _text(part.get("text"))) is not None]
+
+
+def _logprob(logprob: raw.Object) -> bytes:
+    """A token's logprob; here its `bytes` and its alternatives may not be null."""
+    alternatives = [raw.Object(one) for one in _array(logprob.get("top_logprobs")) if one.startswith(b"{")]
+    full = {"top_logprobs": raw.array([_with_bytes(one, {}) for one in alternatives])}
+    return _with_bytes(logprob, full)
+
+
+def _with_bytes(logprob: raw.Object, changes: dict[str, bytes]) -> bytes:
+    return logprob.spliced({**changes, "bytes": logprob.get("bytes") or b"[]"})
+
+
+def _flat(annotation: raw.Object) -> bytes:
+    """An annotation whose members lie under its type there, and beside it here."""
+    inner = _object(annotation.get(annotation.string("type") or ""))
+    if inner is None:
+        return annotation.text
+    return raw.render({"type": annotation.get("type") or raw.NULL, **dict(inner.members())})
+
+
+def _text(value: bytes | None) -> bytes | None:
+    return value if value is not None and value.startswith(b'"') and value != b'""' else None
+
+
+def _object(value: bytes | None) -> raw.Object | None:
+    return raw.Object(value) if value is not None and value.startswith(b"{") else None
+
+
+def _array(value: bytes | None) -> list[bytes]:
+    return raw.elements(value) if value is not None and value.startswith(b"[") else []

@@ -1,0 +1,475 @@
+"""Chat replies as those of the Responses API: recorded bytes of a vLLM, and what other servers were reported to send.
+
+Every stream goes through the assembler, as in a turn, and through the contract's grammar. Expected values are by hand.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.protocol import raw
+from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.chat.reply import response_usage
+from server.protocol.dialect import DIALECTS, Reader
+from server.protocol.profile import CHAT_VLLM, STRICT_CHAT, Profile
+from server.protocol.request import parse
+from server.protocol.response import ResponseObject
+from tests.grammar import assert_grammar, assert_openai_accepts
+from tests.harness import Capture, captures
+
+MEGABYTE = 1 << 20
+TOOLS = [
+    {"type": "function", "name": "get_weather", "parameters": {}},
+    {"type": "custom", "name": "patch"},
+    {
+        "type": "namespace",
+        "name": "crm",
+        "description": "d",
+        "tools": [{"type": "function", "name": "find", "parameters": {}}],
+    },
+]
+REQUEST = parse(json.dumps({"model": "m", "input": "x", "tools": TOOLS}).encode(), 200)
+
+
+class Turn(NamedTuple):
+    events: list[dict[str, Any]]
+    outcome: Outcome
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The output as it was made, without our ids and statuses that say that all is well."""
+        return [shortened(json.loads(item.body)) for item in self.outcome.items]
+
+    @property
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.outcome.body.text)
+        return body
+
+    @property
+    def fidelities(self) -> list[Any]:
+        return [None if item.fidelity is None else json.loads(item.fidelity) for item in self.outcome.items]
+
+
+def shortened(item: dict[str, Any]) -> dict[str, Any]:
+    assert item.pop("id")
+    if item["status"] == "completed":
+        del item["status"]
+    return item
+
+
+def reader(profile: Profile = CHAT_VLLM) -> Reader:
+    return DIALECTS["chat"].read(REQUEST, profile, MEGABYTE)
+
+
+def streamed(chunks: Iterable[bytes], profile: Profile = CHAT_VLLM) -> Turn:
+    assembler = Assembler(
+        ResponseObject(REQUEST, "resp_1", lambda: 1),
+        taken_ids=set(),
+        issuer="up",
+        event_bytes_max=MEGABYTE,
+        reader=reader(profile),
+    )
+    stream = b"".join(map(assembler.feed, chunks))
+    assembler.end()
+    stream += assembler.closing()
+    events = assert_grammar(stream)
+    assert_openai_accepts(events)
+    assert assembler.outcome is not None
+    return Turn(events, assembler.outcome)
+
+
+def told(deltas: Sequence[Any], finish: str | None = "stop", *, done: bool = True, **choice: Any) -> Turn:
+    """The turn of a stream with these deltas, one a chunk."""
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None, **choice}]} for delta in deltas]
+    if finish is not None:
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    text = "".join(f"data: {json.dumps({'id': 'c', 'created': 17, **chunk})}\n\n" for chunk in chunks)
+    return streamed([text.encode(), b"data: [DONE]\n\n" if done else b""])
+
+
+def whole(message: dict[str, Any], finish: str = "stop", profile: Profile = CHAT_VLLM, **members: Any) -> Turn:
+    body = {"id": "c", "created": 17, "choices": [{"index": 0, "message": message, "finish_reason": finish}], **members}
+    response_object = ResponseObject(REQUEST, "resp_1", lambda: 1)
+    text = json.dumps(body).encode()
+    return Turn([], assemble_body(text, response_object, taken_ids=set(), issuer="up", reader=reader(profile)))
+
+
+def text_of(item: dict[str, Any]) -> str:
+    return "".join(part.get("text") or part.get("refusal") or "" for part in item["content"])
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def message(text: str, **members: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "content": [part], **members}
+
+
+def call(call_id: str, name: str, arguments: str = "{}", **members: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, **members}
+
+
+# --- recorded
+
+
+def recorded() -> list[Capture]:
+    return [
+        capture
+        for version in ("0.32", "0.33")
+        for capture in captures(version)
+        if capture.name[:2] in ("70", "71", "72") and capture.status == 200
+    ]
+
+
+RECORDED_STREAMS = [capture for capture in recorded() if capture.received.startswith(b"data:")]
+RECORDED_BODIES = [capture for capture in recorded() if capture.received.startswith(b"{")]
+
+
+def test_there_are_recordings() -> None:
+    assert len(RECORDED_STREAMS) >= 4
+    assert len(RECORDED_BODIES) >= 6
+
+
+@pytest.mark.parametrize("capture", RECORDED_STREAMS, ids=lambda capture: capture.name)
+def test_a_recorded_stream(capture: Capture) -> None:
+    turn = streamed([capture.received])
+    if "tools" in capture.name:
+        call_id = turn.items[-1]["call_id"]
+        assert call_id.startswith("chatcmpl-tool-")
+        assert turn.items == [
+            thought("\nI need the weather tool.\n"),
+            message("\n\n"),
+            call(call_id, "get_weather", '{"city": "Paris"}'),
+        ]
+    else:
+        assert turn.items == [thought("\nTwo plus two is four.\n"), message("\n\nThe answer is 4.")]
+        assert turn.body["usage"] == {
+            "input_tokens": 14,
+            "output_tokens": 18,
+            "total_tokens": 32,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 8},
+        }
+    assert turn.outcome.status == "completed"
+    assert turn.fidelities[0] == {"reasoning_field": "reasoning"}
+    assert turn.body["created_at"] == json.loads(capture.received.split(b"\n")[0][6:])["created"]
+
+
+@pytest.mark.parametrize("capture", RECORDED_STREAMS, ids=lambda capture: capture.name)
+def test_the_borders_of_chunks_mean_nothing(capture: Capture) -> None:
+    expected = streamed([capture.received])
+    bytewise = streamed([bytes([byte]) for byte in capture.received])
+    assert (bytewise.items, len(bytewise.events)) == (expected.items, len(expected.events))
+
+
+@given(st.data())
+def test_random_borders_mean_nothing(data: st.DataObject) -> None:
+    received = data.draw(st.sampled_from(RECORDED_STREAMS)).received
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(received)), max_size=20)))
+    pieces = [received[start:end] for start, end in itertools.pairwise([0, *cuts, len(received)])]
+    assert streamed(pieces).items == streamed([received]).items
+
+
+@pytest.mark.parametrize("capture", RECORDED_BODIES, ids=lambda capture: capture.name)
+def test_a_recorded_body(capture: Capture) -> None:
+    recorded_message = json.loads(capture.received)["choices"][0]["message"]
+    outcome = assemble_body(
+        capture.received,
+        ResponseObject(REQUEST, "resp_1", lambda: 1),
+        taken_ids=set(),
+        issuer="up",
+        reader=reader(),
+    )
+    assert Turn([], outcome).items == [thought(recorded_message["reasoning"]), message(recorded_message["content"])]
+
+
+# --- text, reasoning, refusals
+
+
+def test_texts_become_items_in_the_order_they_came() -> None:
+    turn = told([{"role": "assistant", "content": ""}, {"reasoning": "Hm"}, {"reasoning": "."}, {"content": "Hi"}])
+    assert turn.items == [thought("Hm."), message("Hi")]
+    assert [event["delta"] for event in turn.events if event["type"] == "response.reasoning_text.delta"] == ["Hm", "."]
+
+
+def test_an_answer_that_is_all_reasoning_stays_reasoning() -> None:
+    turn = told([{"content": ""}, {"reasoning": "the answer is 7"}])
+    assert (turn.items, turn.outcome.status) == ([thought("the answer is 7")], "completed")
+
+
+def test_both_names_with_one_text_count_once_and_record_none() -> None:
+    turn = told([{"reasoning": "one ", "reasoning_content": "one "}, {"reasoning": "two", "reasoning_content": "two"}])
+    assert turn.items == [thought("one two")]
+    assert turn.fidelities == [None]
+
+
+def test_both_names_with_two_texts_are_the_newer_ones() -> None:
+    turn = told([{"reasoning": "new", "reasoning_content": "old"}])
+    assert (turn.items, turn.fidelities) == ([thought("new")], [{"reasoning_field": "reasoning"}])
+
+
+def test_another_field_is_another_item() -> None:
+    turn = told([{"reasoning": "a"}, {"reasoning_content": "b"}])
+    assert turn.items == [thought("a"), thought("b")]
+    assert turn.fidelities == [{"reasoning_field": "reasoning"}, {"reasoning_field": "reasoning_content"}]
+
+
+def test_a_refusal_is_a_refusal() -> None:
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No, sorry."}]}
+    turn = told([{"refusal": "No, "}, {"refusal": "sorry."}])
+    assert turn.items == [refused]
+    assert [event["type"] for event in turn.events].count("response.refusal.delta") == 2
+    assert whole({"content": None, "refusal": "No, sorry."}).items == [refused]
+
+
+def test_another_phase_is_another_message() -> None:
+    turn = told([{"content": "a", "phase": "commentary"}, {"content": "b"}, {"content": "c", "phase": "final_answer"}])
+    assert turn.items == [message("ab", phase="commentary"), message("c", phase="final_answer")]
+
+
+def test_contents_in_parts_and_null_contents() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert told([{"content": None}, {"content": parts}]).items == [message("ab")]
+
+
+def test_logprobs_and_annotations() -> None:
+    logprob = {"token": "Hi", "logprob": -0.5, "bytes": None, "top_logprobs": None}
+    turn = told([{"content": "Hi"}], logprobs={"content": [logprob]})
+    assert turn.items[0]["content"][0]["logprobs"] == [logprob | {"bytes": [], "top_logprobs": []}]
+    citation = {"url": "u", "title": "t", "start_index": 0, "end_index": 2}
+    turn = told([{"content": "Hi"}, {"annotations": [{"type": "url_citation", "url_citation": citation}]}])
+    assert turn.items[0]["content"][0]["annotations"] == [{"type": "url_citation", **citation}]
+
+
+def test_halves_of_a_character_join() -> None:
+    chunk = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    turn = streamed([chunk % rb"\ud83d", chunk % rb"\ude00", end])
+    assert text_of(turn.items[0]) == "\N{GRINNING FACE}"
+
+
+# --- reasoning details
+
+
+def test_reasoning_details_are_recorded_as_they_came_and_a_payload_ends_the_item() -> None:
+    pieces = [
+        {"reasoning": "a", "reasoning_details": [{"type": "reasoning.text", "text": "a", "index": 0, "format": "f"}]},
+        {"reasoning": "b", "reasoning_details": [{"type": "reasoning.text", "text": "b", "index": 0, "format": "f"}]},
+        {"reasoning_details": [{"type": "reasoning.text", "signature": "S", "index": 0, "format": "f"}]},
+        {"reasoning": "c", "reasoning_details": [{"type": "reasoning.text", "text": "c", "index": 1}]},
+        {"content": "d"},
+    ]
+    turn = told(pieces)
+    assert turn.items == [thought("ab"), thought("c"), message("d")]
+    assert turn.fidelities == [
+        {
+            "reasoning_field": "reasoning",
+            "reasoning_details": [
+                {"type": "reasoning.text", "text": "ab", "index": 0, "format": "f", "signature": "S"}
+            ],
+        },
+        {"reasoning_field": "reasoning", "reasoning_details": [{"type": "reasoning.text", "text": "c", "index": 1}]},
+        None,
+    ]
+
+
+def test_a_payload_alone_is_an_item_without_text() -> None:
+    detail = {"type": "reasoning.encrypted", "data": "E", "index": 0}
+    turn = told([{"reasoning_details": [detail]}, {"content": "d"}])
+    assert turn.items == [{"type": "reasoning", "summary": [], "content": []}, message("d")]
+    assert turn.fidelities[0] == {"reasoning_details": [detail]}
+
+
+# --- calls
+
+
+def piece(index: Any, call_id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    found = {"index": index, "id": call_id, "function": function}
+    return {key: value for key, value in found.items() if value != "absent"}
+
+
+def calls(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
+    return told([{"tool_calls": [one]} for one in pieces], "tool_calls").items
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["from 0", "from 1"])
+def test_parallel_calls(first: int) -> None:
+    found = calls(
+        piece(first, "call_a", "a", ""),
+        piece(first, None, None, "{}"),
+        piece(first + 1, "call_b", "b", '{"x":'),
+        piece(first + 1, None, None, "1}"),
+    )
+    assert found == [call("call_a", "a"), call("call_b", "b", '{"x":1}')]
+
+
+def test_calls_whose_pieces_come_by_turns() -> None:
+    found = calls(piece(0, "c1", "a", "{"), piece(1, "c2", "b", "{"), piece(0, arguments="}"), piece(1, arguments="}"))
+    assert found == [call("c1", "a"), call("c2", "b")]
+
+
+@pytest.mark.parametrize("index", ["absent", None])
+def test_calls_without_an_index(index: Any) -> None:
+    assert calls(piece(index, "c1", "a", '{"k"'), piece(index, "absent", None, ":1}")) == [call("c1", "a", '{"k":1}')]
+    assert calls(piece(index, "c1", "a", "{}"), piece(index, "c2", "b", "{"), piece(index, "c2", None, "}")) == [
+        call("c1", "a"),
+        call("c2", "b"),
+    ]
+
+
+def test_one_index_for_all_calls() -> None:
+    assert calls(piece(0, "c1", "a", "{}"), piece(0, "c2", "b", "{}")) == [call("c1", "a"), call("c2", "b")]
+
+
+def test_an_id_and_a_name_with_every_piece() -> None:
+    assert calls(piece(0, "c1", "a", "{"), piece(0, "c1", "a", "}")) == [call("c1", "a")]
+
+
+def test_calls_without_ids_get_their_own() -> None:
+    found = calls(piece(0, "", "a", "{}"), piece(1, "", "b", "{}"))
+    ids = [one.pop("call_id") for one in found]
+    assert len(set(ids)) == 2
+    assert all(call_id.startswith("call_") for call_id in ids)
+    assert [one["name"] for one in found] == ["a", "b"]
+
+
+def test_one_id_for_two_calls_is_the_first_ones() -> None:
+    first, second = calls(piece(0, "c", "a", "{}"), piece(1, "c", "b", "{}"))
+    assert first["call_id"] == "c"
+    assert second["call_id"] not in ("", "c")
+
+
+def test_a_piece_that_may_be_any_calls_ends_the_turn() -> None:
+    turn = told([{"tool_calls": [piece(0, "c1", "a", "{")]}, {"tool_calls": [piece(1, "c2", "b", "{")]},
+                 {"tool_calls": [piece(None, None, None, "}")]}])  # fmt: skip
+    assert turn.outcome.status == "failed"
+    assert turn.body["error"]["message"] == "The model server sent a part of a tool call that belongs to none."
+
+
+def test_a_name_in_pieces() -> None:
+    assert calls(piece(0, "c", "get_", None), piece(0, None, "weather", None), piece(0, None, None, "{}")) == [
+        call("c", "get_weather")
+    ]
+
+
+def test_a_call_without_arguments() -> None:
+    assert calls(piece(0, "c", "a", "")) == [call("c", "a", "")]
+
+
+def test_the_one_call_of_older_servers() -> None:
+    turn = told(
+        [{"function_call": {"name": "a", "arguments": "{"}}, {"function_call": {"arguments": "}"}}], "function_call"
+    )
+    assert [(item["name"], item["arguments"]) for item in turn.items] == [("a", "{}")]
+
+
+def test_a_custom_tool_that_went_up_as_a_function_comes_back_as_itself() -> None:
+    turn = told(
+        [{"tool_calls": [piece(0, "c", "patch", '{"inp')]}, {"tool_calls": [piece(0, arguments='ut":"*a\\n"}')]}]
+    )
+    assert turn.items == [{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*a\n"}]
+    deltas = [event["delta"] for event in turn.events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["*a\n"]
+
+
+def test_a_custom_tools_call_as_such() -> None:
+    native = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "patch", "input": "*a"}}
+    turn = told([{"tool_calls": [native]}, {"tool_calls": [{"index": 0, "custom": {"input": "b"}}]}])
+    assert turn.items == [{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*ab"}]
+
+
+def test_a_function_of_a_namespace_comes_back_in_it() -> None:
+    assert calls(piece(0, "c", "crm__find", "{}")) == [call("c", "find", namespace="crm")]
+
+
+def test_text_and_calls_of_a_whole_message() -> None:
+    tool_calls = [piece("absent", "c1", "a", "{}"), piece("absent", "c2", "b", "{}")]
+    turn = whole({"reasoning_content": "r", "content": "t", "tool_calls": tool_calls}, "tool_calls")
+    assert turn.items == [thought("r"), message("t"), call("c1", "a"), call("c2", "b")]
+    assert turn.fidelities[0] == {"reasoning_field": "reasoning_content"}
+
+
+# --- ends
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_what_was_cut_is_incomplete(finish: str, reason: str) -> None:
+    for turn in (told([{"content": "once upon"}], finish), whole({"content": "once upon"}, finish)):
+        assert turn.items == [message("once upon", status="incomplete")]
+        assert (turn.outcome.status, turn.body["incomplete_details"]) == ("incomplete", {"reason": reason})
+
+
+def test_of_several_items_the_last_was_cut() -> None:
+    pieces = [piece(0, "a", "a", "{}"), piece(1, "b", "b", "{")]
+    turn = told([{"reasoning": "r"}, *({"tool_calls": [one]} for one in pieces)], "length")
+    assert [item.get("status") for item in turn.items] == [None, None, "incomplete"]
+
+
+@pytest.mark.parametrize("finish", ["stop", "tool_calls", "function_call", "eos", "end_turn"])
+def test_any_other_finish_is_an_end(finish: str) -> None:
+    assert told([{"content": "a"}], finish).outcome.status == "completed"
+
+
+def test_a_finish_without_done_is_an_end_and_done_without_a_finish_too() -> None:
+    assert told([{"content": "a"}], done=False).outcome.status == "completed"
+    assert told([{"content": "a"}], None).outcome.status == "completed"
+
+
+def test_a_stream_that_stops_is_no_end() -> None:
+    turn = told([{"content": "a"}], None, done=False)
+    assert (turn.outcome.status, turn.items) == ("failed", [])
+
+
+def test_nothing_but_done_is_no_end() -> None:
+    assert streamed([b"data: [DONE]\n\n"]).outcome.status == "failed"
+
+
+def test_an_error_in_the_stream_ends_it_as_failed() -> None:
+    error = b'data: {"error":{"message":"engine died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
+    turn = streamed([b'data: {"choices":[{"index":0,"delta":{"content":"par"}}]}\n\n', error])
+    assert (turn.outcome.status, turn.body["error"]) == (
+        "failed",
+        {"code": "server_error", "message": "engine died"},
+    )
+
+
+def test_a_finish_for_an_error_is_a_failure() -> None:
+    turn = told([{"content": "a"}], "error")
+    assert (turn.outcome.status, turn.body["error"]["code"]) == ("failed", "server_error")
+
+
+def test_what_is_no_json_ends_the_turn() -> None:
+    assert streamed([b"data: {nope\n\n"]).body["error"]["message"] == "The model server sent an event that is not JSON."
+
+
+def test_usage_in_every_chunk_is_the_last_ones() -> None:
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":%d}'
+    chunk = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],' + usage + b"}\n\n"
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    found = streamed([chunk % 1, chunk % 2, end]).body["usage"]
+    assert (found["input_tokens"], found["output_tokens"], found["total_tokens"]) == (1, 2, 3)
+
+
+def test_usage_that_is_no_count_is_left_out() -> None:
+    odd = raw.Object(b'{"prompt_tokens":-1,"completion_tokens":2.5,"total_tokens":"x","prompt_tokens_details":[]}')
+    assert response_usage(odd) == b"{}"
+
+
+def test_only_the_first_choice_is_read() -> None:
+    chunk = {"choices": [{"index": 1, "delta": {"content": "no"}}, {"index": 0, "delta": {"content": "yes"}}]}
+    end = {"choices": [{"index": 0, "finish_reason": "stop", "delta": {}}]}
+    assert streamed([f"data: {json.dumps(one)}\n\n".encode() for one in (chunk, end)]).items == [message("yes")]
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"choices":[]}', b'{"error":{"message":"x"}}', b"[]", b"<html>"])
+def test_a_body_that_is_no_completion_is_refused(body: bytes) -> None:
+    with pytest.raises(raw.Malformed):
+        reader(STRICT_CHAT).whole(body)
