@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import io
 import json
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -137,17 +139,25 @@ class Application:
 
 
 @contextlib.asynccontextmanager
-async def running(database_url: str, replies: Sequence[Reply] = (), **settings: Any) -> AsyncIterator[Application]:
-    """The server on a migrated database, before a mock that answers by `replies`; without any it answers by itself."""
+async def running(
+    database_url: str, replies: Sequence[Reply] = (), *, upstreams: str | None = None, **settings: Any
+) -> AsyncIterator[Application]:
+    """The server on a migrated database, before a mock that answers by `replies`; without any it answers by itself.
+
+    `upstreams` are the tables of a configuration file in place of the one upstream; `URL` in them is the mock's.
+    """
     upstream, log = _Upstream(Mock(replies)), io.StringIO()
     async with contextlib.AsyncExitStack() as opened:
         upstream_url = await opened.enter_async_context(serving(upstream))
-        given = {
+        given: dict[str, Any] = {
             "upstream": f"{upstream_url}/v1",
             "upstream_api_key": UPSTREAM_API_KEY,
             "database_url": database_url,
             "no_migrate": True,
         }
+        if upstreams is not None:
+            file = opened.enter_context(_config_file(upstreams.replace("URL", f"{upstream_url}/v1")))
+            given |= {"config": file, "upstream": None, "upstream_api_key": None}
         app = create(load(given | settings, {}), Telemetry("debug", log))
         url = await opened.enter_async_context(serving(app))
         # Nothing here is encrypted, and to read the system's certificates takes longer than a turn.
@@ -163,6 +173,14 @@ async def running(database_url: str, replies: Sequence[Reply] = (), **settings: 
         )
         await opened.enter_async_context(client)
         yield Application(app, upstream, client, http, log)
+
+
+@contextlib.contextmanager
+def _config_file(text: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "config.toml")
+        path.write_text(text)
+        yield str(path)
 
 
 class _Upstream:

@@ -20,6 +20,14 @@ from tests.application import Application, running
 from tests.grammar import assert_grammar, assert_openai_accepts, assert_response
 from tests.harness import case_replies, cases, serving, until
 
+CHAT = """
+[[upstreams]]
+name = "chat"
+urls = ["{}/v1"]
+profile = "{}"
+models = ["*"]
+"""
+
 _COMMENT = re.compile(rb"^:[^\n]*\n\n", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{([^}]+)\}\}")
 
@@ -188,13 +196,26 @@ class Player:
 
 @contextlib.asynccontextmanager
 async def playing(
-    case_id: str, database_url: str, *, replies: Sequence[Reply] | None = None, **settings: Any
+    case_id: str,
+    database_url: str,
+    *,
+    replies: Sequence[Reply] | None = None,
+    chat_profile: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Player]:
-    """A case before its first step, on a server with these settings; `replies` take the place of the case's own."""
+    """A case before its first step, on a server with these settings; `replies` take the place of the case's own.
+
+    With `chat_profile` the upstream speaks Chat Completions, by that profile.
+    """
     case = cases()[case_id]
     mock = Mock(case_replies(case) if replies is None else replies)
     async with serving(mock) as upstream:
-        player = Player(case, database_url, mock, {"upstream": f"{upstream}/v1", **settings})
+        given = (
+            {"upstream": f"{upstream}/v1"}
+            if chat_profile is None
+            else {"upstreams": CHAT.format(upstream, chat_profile)}
+        )
+        player = Player(case, database_url, mock, given | settings)
         await player.start(1)
         try:
             yield player

@@ -214,7 +214,7 @@ _CHAT_PARTS = {
     "input_text": ("text",),
     "input_image": ("image_url", "detail"),
     "input_file": ("file_id", "file_data", "filename"),
-    "output_text": ("text",),
+    "output_text": ("text", "annotations"),
     "refusal": ("refusal",),
     "reasoning_text": ("text",),
 }

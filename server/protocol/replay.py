@@ -325,6 +325,9 @@ def _member(place: _Place, name: str) -> bytes | None:
 
 def _id(place: _Place) -> bytes | None:
     """The id that clients see, unless it was only minted here to show a client's item by: that one never goes up."""
+    if place.item.type == "local_shell_call_output":
+        # Its `id` is its call's (contract api.md 7).
+        return place.cut.get("id") or raw.literal(place.item.call_id)
     is_known = place.item.is_output or _has_text(place.cut.get("id"))
     return raw.literal(place.item.public_id) if is_known else None
 

@@ -1,5 +1,7 @@
 """Reported failures of drop-in compatibility, each as the behaviour that it asks for."""
 
+import pytest
+
 from tests.case_player import answered, assistant, playing, reasoning, user
 
 
@@ -226,3 +228,69 @@ async def test_an_open_call_can_be_deleted_from_its_conversation(emptied_databas
     assert case.sent(2)["input"] == [user("a"), assistant("m0", "let me look"), user("forget it")]
     assert stored.json() == response
     assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+
+
+async def test_parallel_calls_are_one_message_for_a_chat_upstream(emptied_database_url: str) -> None:
+    """B116"""
+    async with playing("B116", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    assert case.sent(1)["messages"] == [
+        {"role": "user", "content": "go"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "need both",
+            "reasoning_content": "need both",
+            "tool_calls": [chat_call("call_a", "a"), chat_call("call_b", "b")],
+        },
+        {"role": "tool", "tool_call_id": "call_a", "content": "1"},
+        {"role": "tool", "tool_call_id": "call_b", "content": "2"},
+    ]
+
+
+async def test_text_and_call_of_one_turn_are_one_message_for_a_chat_upstream(emptied_database_url: str) -> None:
+    """B117"""
+    async with playing("B117", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    assert case.sent(2)["messages"] == [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "I will check",
+            "reasoning": "check",
+            "tool_calls": [chat_call("call_a", "lookup")],
+        },
+        {"role": "tool", "tool_call_id": "call_a", "content": "r"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "fields"),
+    [("strict-chat", set()), ("openrouter", set()), ("chat-vllm", {"reasoning", "reasoning_content"})],
+)
+async def test_a_chat_upstream_gets_others_reasoning_only_where_its_profile_says_so(
+    emptied_database_url: str, profile: str, fields: set[str]
+) -> None:
+    """B129"""
+    async with playing("B129", emptied_database_url, chat_profile=profile) as case:
+        await case.play()
+    asked, said, followed = case.sent(1)["messages"]
+    assert (asked, followed) == ({"role": "user", "content": "a"}, {"role": "user", "content": "c"})
+    assert said == {"role": "assistant", "content": "x", **dict.fromkeys(fields, "from elsewhere")}
+
+
+async def test_items_of_a_chat_upstream_have_ids_and_statuses(emptied_database_url: str) -> None:
+    """B137"""
+    async with playing("B137", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    output = case.answer(1).json["output"]
+    ids = [item["id"] for item in output]
+    assert [item["type"] for item in output] == ["message", "function_call"]
+    assert all(ids)
+    assert len({*ids, "call_a"}) == 3
+    assert [item["status"] for item in output] == ["completed", "completed"]
+    assert case.answer(2).json["output"] == output
+
+
+def chat_call(call_id: str, name: str) -> dict[str, object]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}

@@ -184,3 +184,15 @@ async def test_a_conversation_gets_the_items_of_each_turn_once(emptied_database_
     responses = [event["response"] for event in case.answer(2).events if "response" in event]
     for response in (*responses, case.answer(3).json):
         assert response["conversation"] == {"id": conversation_id}
+
+
+async def test_a_chat_upstreams_id_is_no_key(emptied_database_url: str) -> None:
+    """B088"""
+    async with playing("B088", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    assert case.sent(2)["messages"] == [
+        {"role": "user", "content": "q1"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "q2"},
+    ]
+    assert b"chatcmpl" not in case.answer(1).body + case.answer(2).body

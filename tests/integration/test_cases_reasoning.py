@@ -1,5 +1,7 @@
 """Reported failures about reasoning, each as the behaviour that it asks for."""
 
+import json
+
 from server.mock import Reply
 from tests.case_player import answered, assistant, playing, reasoning, user
 from tests.harness import case_replies, cases
@@ -154,3 +156,53 @@ async def test_a_conversation_takes_reasoning_with_an_id_and_without(emptied_dat
         said | {"content": [{"type": "output_text", "text": "b", "annotations": []}]},
         user("go"),
     ]
+
+
+async def test_reasoning_goes_back_to_a_chat_upstream_in_the_field_it_came_in(emptied_database_url: str) -> None:
+    """B018"""
+    async with playing("B018", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+        async with connected(emptied_database_url) as connection:
+            recorded = await connection.fetchval("select fidelity from items where type = 'reasoning'")
+    assert [item["type"] for item in case.answer(1).json["output"]] == ["reasoning", "message"]
+    assert case.sent(2)["messages"] == [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi", "reasoning": "I should say hi"},
+        {"role": "user", "content": "leave"},
+    ]
+    assert json.loads(recorded) == {"reasoning_field": "reasoning"}
+
+
+async def test_reasoning_that_comes_under_both_names_counts_once(emptied_database_url: str) -> None:
+    """B020"""
+    async with playing("B020", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    deltas = [event["delta"] for event in case.answer(1).of_type("response.reasoning_text.delta")]
+    assert deltas == ["one ", "two"]
+    for step in (1, 2):
+        [thought, _] = case.answer(step).json["output"]
+        assert thought["content"] == [{"type": "reasoning_text", "text": "one two"}]
+
+
+async def test_every_earlier_turns_reasoning_is_sent_also_of_one_that_said_nothing(emptied_database_url: str) -> None:
+    """B021"""
+    async with playing("B021", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    assert case.sent(3)["messages"] == [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "", "reasoning_content": "only thoughts"},
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": "b", "reasoning_content": "more"},
+        {"role": "user", "content": "3"},
+    ]
+
+
+async def test_an_answer_that_came_as_reasoning_is_not_moved(emptied_database_url: str) -> None:
+    """B023"""
+    async with playing("B023", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    [thought] = case.answer(1).json["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "the answer is 7")
+    assert case.answer(1).json["status"] == "completed"
+    assert case.answer(2).status == 200
+    assert case.sent(2)["messages"][1] == {"role": "assistant", "content": "", "reasoning": "the answer is 7"}

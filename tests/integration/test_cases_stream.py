@@ -109,3 +109,43 @@ async def test_nothing_counts_after_the_first_terminal_event(emptied_database_ur
     assert b"late failure" not in case.answer(1).body
     assert (case.answer(1).json["status"], case.answer(1).json["error"]) == ("completed", None)
     assert case.answer(2).json == case.answer(1).json
+
+
+async def test_calls_that_an_upstream_counts_from_one_leave_no_hole(emptied_database_url: str) -> None:
+    """B053"""
+    async with playing("B053", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    added = [
+        (event["output_index"], event["item"]["id"]) for event in case.answer(1).of_type("response.output_item.added")
+    ]
+    assert added == list(enumerate(item["id"] for item in case.answer(1).json["output"]))
+    named = [item.get("call_id") for item in case.answer(1).json["output"]]
+    assert named == [None, "call_a", "call_b"]
+
+
+async def test_a_call_whose_pieces_have_no_index_is_whole(emptied_database_url: str) -> None:
+    """B054"""
+    async with playing("B054", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    [call] = case.answer(2).json["output"]
+    assert (call["call_id"], call["arguments"]) == ("call_a", '{"k":1}')
+
+
+async def test_empty_pieces_are_harmless(emptied_database_url: str) -> None:
+    """B056"""
+    async with playing("B056", emptied_database_url, chat_profile="chat-vllm") as case:
+        await case.play()
+    assert case.answer(1).json["status"] == "completed"
+    [call] = case.answer(1).json["output"]
+    assert call["arguments"] == '{"x":2}'
+
+
+async def test_a_call_before_a_text_is_numbered_before_it(emptied_database_url: str) -> None:
+    """B057"""
+    async with playing("B057", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    added = [
+        (event["output_index"], event["item"]["type"]) for event in case.answer(1).of_type("response.output_item.added")
+    ]
+    assert added == [(0, "function_call"), (1, "message")]
+    assert [item["type"] for item in case.answer(2).json["output"]] == ["function_call", "message"]

@@ -77,3 +77,14 @@ async def test_a_silent_and_an_absent_upstream_leave_the_chain_as_it_was(emptied
     assert case.answer(4).status == 200
     assert case.sent(3)["input"] == CHAIN
     assert case.calls == 3
+
+
+async def test_an_error_in_a_chat_stream_is_no_empty_success(emptied_database_url: str) -> None:
+    """B107"""
+    async with playing("B107", emptied_database_url, chat_profile="strict-chat") as case:
+        await case.play()
+    assert case.answer(1).events[-1]["type"] == "response.failed"
+    for step in (1, 2):
+        response = case.answer(step).json
+        assert (response["status"], response["error"]["message"]) == ("failed", "engine died")
+        assert [part["text"] for item in response["output"] for part in item["content"]] == ["par"]

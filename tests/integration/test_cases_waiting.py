@@ -7,9 +7,6 @@ from pathlib import Path
 from tests.harness import cases
 
 WAITING = {
-    "upstreams that speak Chat Completions": (
-        "B018 B020 B021 B023 B034 B038 B040 B053 B054 B056 B057 B088 B107 B116 B117 B129 B137"
-    ),
     "background turns": "B043 B114",
     "tenants": "B090 B093",
     "a process that can be killed, or weighed": "B142 B143",

@@ -425,7 +425,7 @@ def test_a_finish_without_done_is_an_end_and_done_without_a_finish_too() -> None
 
 def test_a_stream_that_stops_is_no_end() -> None:
     turn = told([{"content": "a"}], None, done=False)
-    assert (turn.outcome.status, turn.items) == ("failed", [])
+    assert (turn.outcome.status, turn.items) == ("failed", [message("a", status="incomplete")])
 
 
 def test_nothing_but_done_is_no_end() -> None:
@@ -439,6 +439,7 @@ def test_an_error_in_the_stream_ends_it_as_failed() -> None:
         "failed",
         {"code": "server_error", "message": "engine died"},
     )
+    assert turn.items == [message("par", status="incomplete")]
 
 
 def test_a_finish_for_an_error_is_a_failure() -> None:

@@ -40,9 +40,12 @@ class ChatReply:
         return self._written()
 
     def end(self) -> bytes:
-        """Without a reason to finish there was no end: the stream was cut."""
-        if self._finish_reason is not None:
-            self._finish()
+        """Without a reason to finish there was no end: the stream was cut, and what was on its way with it."""
+        if not self._has_ended:
+            if self._finish_reason is not None:
+                self._finish()
+            else:
+                self._end_items("incomplete")
         return self._written()
 
     def whole(self, body: bytes) -> bytes:
@@ -71,8 +74,7 @@ class ChatReply:
             raw.check(data, events.DEPTH_MAX)
             chunk = raw.Object(data)
             if chunk.get("error") is not None:
-                self._write(events.ERROR, {"error": chunk.get("error") or raw.NULL})
-                self._has_ended = True
+                self._fail({"error": chunk.get("error") or raw.NULL})
                 return
             choice = _first_choice(chunk)
             delta = _object(choice.get("delta")) or _object(choice.get("message")) if choice is not None else None
@@ -82,9 +84,7 @@ class ChatReply:
             self._frames.append(sse.encode(b"error", data))
             self._has_ended = True
         except Unattributable:
-            message = b'"The model server sent a part of a tool call that belongs to none."'
-            self._write(events.ERROR, {"message": message, "code": b'"server_error"'})
-            self._has_ended = True
+            self._fail({"message": b'"The model server sent a part of a tool call that belongs to none."'})
 
     def _take_chunk(self, chunk: raw.Object, choice: raw.Object | None, delta: raw.Object | None) -> None:
         self._begin(chunk)
@@ -191,12 +191,7 @@ class ChatReply:
         reason = _REASON_OF_FINISH.get(self._finish_reason or "")
         failed = self._finish_reason == "error"
         status = "failed" if failed else "incomplete" if reason else "completed"
-        last_status = "completed" if status == "completed" else "incomplete"
-        last = self._open or (self._calls.all[-1] if self._calls.all else None)
-        for call in self._calls.all:
-            self._announce_calls()
-            call.end(last_status if call is last else "completed")
-        self._close(last_status)
+        self._end_items("completed" if status == "completed" else "incomplete")
         response = {
             **self._head,
             "object": b'"response"',
@@ -209,6 +204,20 @@ class ChatReply:
         self._write(events.TERMINAL_OF_STATUS[status], {"response": raw.render(response)})
         self._has_ended = True
         return response
+
+    def _fail(self, error: dict[str, bytes]) -> None:
+        """The upstream's own error, or one of ours; what was on its way is as far as it came."""
+        self._end_items("incomplete")
+        self._write(events.ERROR, error)
+        self._has_ended = True
+
+    def _end_items(self, last_status: str) -> None:
+        """End what is open: the last item with this status, those before it as they should be."""
+        last = self._open or (self._calls.all[-1] if self._calls.all else None)
+        self._announce_calls()
+        for call in self._calls.all:
+            call.end(last_status if call is last else "completed")
+        self._close(last_status)
 
     def _write(self, name: str, members: dict[str, bytes]) -> None:
         self._frames.append(events.write(name, {"sequence_number": raw.literal(self._sequence_number), **members}))

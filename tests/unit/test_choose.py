@@ -1,0 +1,100 @@
+"""Which upstream serves a model, and which of its replicas a chain."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from server import errors
+from server.errors import ApiError
+from server.protocol.profile import VLLM
+from server.upstream.choose import DEAD_S, Upstream, Upstreams
+
+
+class Client:
+    """A replica that answers with its own URL, or can't be reached."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.is_down = False
+        self.tried = 0
+
+    async def create(self, path: str, body: bytes, model: str) -> bytes:
+        self.tried += 1
+        if self.is_down:
+            raise errors.upstream_unreachable()
+        return self.base_url.encode()
+
+
+def upstream(*clients: Client, now_s: Any = lambda: 0.0, **members: Any) -> Upstream:
+    given = {"name": "u", "profile": VLLM, "replicas": clients or [Client("a")]}
+    return Upstream(**(given | members), now_s=now_s)  # type: ignore[arg-type]
+
+
+def chosen(model: str) -> str | None:
+    upstreams = Upstreams(
+        [
+            upstream(name="exact", models=["qwen-7b"]),
+            upstream(name="short", models=["q*"]),
+            upstream(name="long", models=["qwen*", "llama*"]),
+            upstream(name="default", models=[], is_default=True),
+        ]
+    )
+    return upstreams.of(model).name
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("qwen-7b", "exact"),
+        ("qwen-70b", "long"),
+        ("qwe", "short"),
+        ("llama", "long"),
+        ("llama*", "long"),
+        ("gpt", "default"),
+        ("Qwen-7b", "default"),
+    ],
+)
+def test_a_model_is_served_by_its_name_its_longest_beginning_or_the_default(model: str, name: str) -> None:
+    assert chosen(model) == name
+
+
+def test_a_model_that_nobody_serves_is_refused() -> None:
+    with pytest.raises(ApiError) as refused:
+        Upstreams([upstream(models=["a"])]).of("b")
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "model_not_found", "model")
+
+
+async def test_a_chain_keeps_to_one_replica_and_chains_spread() -> None:
+    clients = [Client(name) for name in "abc"]
+    equal = upstream(*clients)
+    first = [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
+    assert first == [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
+    assert min(Counter(first).values()) > 10
+
+
+async def test_a_dead_replica_is_passed_over_and_only_its_chains_move() -> None:
+    clients = [Client(name) for name in "abc"]
+    now_s = [0.0]
+    equal = upstream(*clients, now_s=lambda: now_s[0])
+    chains = [f"resp_{number}" for number in range(60)]
+    before = {chain: await equal.create(b"", "m", chain) for chain in chains}
+    clients[0].is_down = True
+    clients[0].tried = 0
+    for chain in chains:
+        served = await equal.create(b"", "m", chain)
+        assert served == before[chain] if before[chain] != b"a" else served in (b"b", b"c")
+    # Once it was found dead nobody waits for it again, for a while.
+    assert clients[0].tried == 1
+    now_s[0] = DEAD_S
+    clients[0].is_down = False
+    assert {chain: await equal.create(b"", "m", chain) for chain in chains} == before
+
+
+async def test_when_all_are_dead_that_is_said() -> None:
+    clients = [Client("a"), Client("b")]
+    for client in clients:
+        client.is_down = True
+    with pytest.raises(ApiError) as refused:
+        await upstream(*clients).create(b"", "m", "resp_1")
+    assert (refused.value.status, [client.tried for client in clients]) == (503, [1, 1])
