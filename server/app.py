@@ -16,6 +16,7 @@ from server.config import Config, UpstreamSettings
 from server.embedded import EmbeddedPostgres
 from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
+from server.engine.prepare import Preparation
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.store.conversations import Conversations
@@ -65,13 +66,15 @@ def _lifespan(
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
             histories = Histories(stored, conversations, Leases(database, config.lease_s), telemetry)
-            turns = _turns(config, telemetry, stored, histories, upstreams)
+            preparation = Preparation(stored, histories, upstreams, config.json_depth_max)
+            turns = _turns(config, telemetry, stored, preparation)
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
                 "json_depth_max": config.json_depth_max,
+                "preparation": preparation,
                 "responses": stored,
                 "telemetry": telemetry,
                 "turns": turns,
@@ -121,17 +124,13 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
     )
 
 
-def _turns(
-    config: Config, telemetry: Telemetry, stored: Responses, histories: Histories, upstreams: Upstreams
-) -> Turns:
+def _turns(config: Config, telemetry: Telemetry, stored: Responses, preparation: Preparation) -> Turns:
     return Turns(
         stored,
-        histories,
-        upstreams,
+        preparation,
         telemetry,
         on_disconnect=config.on_disconnect,
         limits=Limits(
-            json_depth_max=config.json_depth_max,
             event_bytes_max=config.event_bytes_max,
             stream_bytes_max=config.stream_bytes_max,
             first_event_wait_s=config.first_event_wait_s,

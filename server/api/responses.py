@@ -9,10 +9,12 @@ from litestar.types import Receive, Scope, Send
 
 from server import errors
 from server.api import wire
+from server.engine.prepare import Prepared
 from server.engine.run import Run
 from server.engine.turn import Turns
 from server.errors import ApiError
 from server.protocol import ids, pages, raw, response
+from server.protocol.explained import explained
 from server.protocol.shown import shown
 from server.store.responses import Responses
 
@@ -95,6 +97,23 @@ async def cancel_response(request: Request[Any, Any, Any]) -> Response[bytes]:
     raise errors.cannot_cancel()
 
 
+@post("/v1/responses/replay", status_code=200)
+async def rehearse_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """What a create request would send upstream, and why; or the one that made a response. Nothing is sent, or kept."""
+    state = request.app.state
+    body = await wire.read_body(request.scope, request.receive, state.body_bytes_max)
+    prepared: Prepared = await state.preparation.rehearse(TENANT_ID, body)
+    return wire.json_response(
+        explained(
+            upstream=prepared.upstream.name,
+            dialect=prepared.upstream.profile.dialect,
+            body=prepared.body,
+            decisions=prepared.decisions,
+            input_count=len(prepared.input_items),
+        )
+    )
+
+
 @post(["/v1/responses/{operation:str}"])
 async def refuse_operation() -> Response[bytes]:
     """Compact and input_tokens are not there yet (DESIGN 7.9): their path is unknown, not their method wrong."""
@@ -107,6 +126,7 @@ ROUTES = [
     delete_response,
     list_input_items,
     cancel_response,
+    rehearse_response,
     refuse_operation,
 ]
 

@@ -50,15 +50,21 @@ class Histories:
             raise errors.previous_response_not_found(request.previous_response_id)
         return Origin(parent=history.parent), history.turns
 
+    async def read(self, tenant_id: int, request: Request) -> list[list[Item]]:
+        """The turns up to there, for a turn that leaves nothing behind: nobody need wait for it. Raises like `of`."""
+        if request.conversation_id is None:
+            _, turns = await self.of(tenant_id, request)
+            return turns
+        history = await self._conversations.history(tenant_id, request.conversation_id)
+        if history is None:
+            raise errors.conversation_not_found(request.conversation_id)
+        return history.turns
+
     async def _conversation(
         self, tenant_id: int, request: Request, conversation_id: str
     ) -> tuple[Origin, list[list[Item]]]:
         if not request.store:
-            # Nothing will be appended, so that nobody need wait.
-            history = await self._conversations.history(tenant_id, conversation_id)
-            if history is None:
-                raise errors.conversation_not_found(conversation_id)
-            return Origin(), history.turns
+            return Origin(), await self.read(tenant_id, request)
         taken = await self._leases.take(tenant_id, conversation_id)
         if taken is None:
             raise errors.conversation_not_found(conversation_id)

@@ -8,32 +8,29 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from server import errors
-from server.engine.aside import aside
-from server.engine.history import Histories, Origin
+from server.engine.history import Origin
+from server.engine.prepare import Preparation, Prepared
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
-from server.protocol import ids, raw, sse
+from server.protocol import raw, sse
 from server.protocol.assemble import Assembler, Outcome, assemble_body
-from server.protocol.context import whole
 from server.protocol.dialect import Reader
-from server.protocol.items import Input, Item, parse_input
-from server.protocol.replay import replay
-from server.protocol.request import MEMBERS, Request, parse
+from server.protocol.items import Item
+from server.protocol.request import MEMBERS, Request
 from server.protocol.response import ResponseObject
 from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
-from server.upstream.choose import Upstream, Upstreams
+from server.upstream.choose import Upstream
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a turn: bytes, levels of nesting, seconds."""
 
-    json_depth_max: int
     event_bytes_max: int
     stream_bytes_max: int
     first_event_wait_s: float
@@ -75,8 +72,7 @@ class Turns:
     def __init__(
         self,
         responses: Responses,
-        histories: Histories,
-        upstreams: Upstreams,
+        preparation: Preparation,
         telemetry: Telemetry,
         *,
         limits: Limits,
@@ -84,8 +80,7 @@ class Turns:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._responses = responses
-        self._histories = histories
-        self._upstreams = upstreams
+        self._preparation = preparation
         self._telemetry = telemetry
         self._limits = limits
         self._on_disconnect = on_disconnect
@@ -119,54 +114,42 @@ class Turns:
         await asyncio.gather(*self._runs, return_exceptions=True)
 
     async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
-        request, given = await aside(len(body), _parsed, body, self._limits.json_depth_max)
-        upstream = self._upstreams.of(request.model)
-        given = await self._histories.resolved(tenant_id, given)
-        origin, history = await self._histories.of(tenant_id, request)
-        size = len(body) + sum(len(item.body) for turn in (*history, given.items) for item in turn)
-        try:
-            turn = await aside(size, self._prepared, tenant_id, _Basis(request, upstream, origin, history, given))
-            if self._is_stopping:
-                raise errors.stopping()
-        except BaseException:
+        prepared, origin = await self._preparation.begin(tenant_id, body)
+        if self._is_stopping:
             await origin.free()
-            raise
-        return turn
-
-    def _prepared(self, tenant_id: int, basis: "_Basis") -> Turn:
-        request, upstream, origin, history, given = basis
-        context = whole(history, given)
-        history_param = "previous_response_id" if request.conversation_id is None else "conversation"
-        decisions = replay(context, upstream.profile, history_param, upstream.issuer(request.model))
-        response_id = ids.new_response_id()
-        left_out = sum(decision.copy is None for decision in decisions)
-        if left_out == len(decisions):
-            raise errors.nothing_to_answer()
-        upstream_body = upstream.dialect.render(request, response_id, decisions, upstream.profile)
-        self._telemetry.info(
-            "turn_began",
-            response_id=response_id,
-            previous_response_id=request.previous_response_id,
-            conversation_id=request.conversation_id,
-            upstream=upstream.name,
-            stream=request.stream,
-            store=request.store,
-            history_items=len(decisions) - len(context.turns[-1]),
-            input_items=len(context.turns[-1]),
-            left_out_items=left_out,
-            upstream_bytes=len(upstream_body),
-        )
+            raise errors.stopping()
+        self._tell_beginning(prepared)
+        request = prepared.request
         return Turn(
             tenant_id=tenant_id,
-            response_id=response_id,
+            response_id=prepared.response_id,
             request=request,
-            upstream=upstream,
+            upstream=prepared.upstream,
             origin=origin,
-            input_items=context.turns[-1],
-            taken_ids=context.public_ids(),
-            response=ResponseObject(request, response_id, lambda: int(self._now().timestamp()), upstream.fit_to_tell),
-            upstream_body=upstream_body,
+            input_items=prepared.input_items,
+            taken_ids=prepared.context.public_ids(),
+            response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
+            upstream_body=prepared.body,
             began_at=self._now(),
+        )
+
+    def _clock(self) -> int:
+        return int(self._now().timestamp())
+
+    def _tell_beginning(self, prepared: Prepared) -> None:
+        decisions = prepared.decisions
+        self._telemetry.info(
+            "turn_began",
+            response_id=prepared.response_id,
+            previous_response_id=prepared.request.previous_response_id,
+            conversation_id=prepared.request.conversation_id,
+            upstream=prepared.upstream.name,
+            stream=prepared.request.stream,
+            store=prepared.request.store,
+            history_items=len(decisions) - len(prepared.input_items),
+            input_items=len(prepared.input_items),
+            left_out_items=sum(decision.copy is None for decision in decisions),
+            upstream_bytes=len(prepared.body),
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -307,21 +290,6 @@ class Turns:
         self._telemetry.warning(
             event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
         )
-
-
-class _Basis(NamedTuple):
-    """All that a turn is made from, before anything was decided."""
-
-    request: Request
-    upstream: Upstream
-    origin: Origin
-    history: list[list[Item]]
-    given: Input
-
-
-def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:
-    request = parse(body, depth_max)
-    return request, parse_input(request.input)
 
 
 def _place(error: ApiError) -> str | None:

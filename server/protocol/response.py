@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from server import errors
 from server.protocol import raw
-from server.protocol.request import Request
+from server.protocol.request import MEMBERS, Request
 
 Clock = Callable[[], int]
 """Seconds since the epoch, handed in so that what lives here stays pure."""
@@ -48,6 +48,8 @@ _DEFAULTS: dict[str, bytes] = {
 _UPSTREAMS = frozenset(
     {"output", "status", "usage", "incomplete_details", "error", "created_at", "completed_at", "id", "object"}
 )
+# Said by what a response was made from, or by how it was sent.
+_NOT_ASKED = frozenset({"input", "previous_response_id", "conversation", "stream", "truncation", "background", "store"})
 _NOT_ECHOED = frozenset({"input", "include", "stream", "stream_options"})
 # Members of a request that a model server echoes by itself; unsent, they are not shown (`user` may not be null). And
 # what SDKs make for themselves of the output, which is on no wire (contract api.md 3).
@@ -131,6 +133,22 @@ class ResponseObject:
             if name not in members and name not in _NOT_PASSED:
                 members[name] = value
         return members
+
+
+def request_of(body: raw.Object) -> bytes:
+    """The create request that a stored response object tells, without what it was made from.
+
+    What only looks as if nobody had asked for it is not in it: a default, and a member that is no request's own.
+    """
+    members = {
+        name: raw.without_null_members(value)
+        for name, value in body.members()
+        if name in MEMBERS and name not in _NOT_ASKED and value not in (raw.NULL, _DEFAULTS.get(name))
+    }
+    if "reasoning" in members:
+        asked = raw.Object(members["reasoning"]).members()
+        members["reasoning"] = raw.render({name: value for name, value in asked if name != "context"})
+    return raw.render({**members, "input": b"[]"})
 
 
 def whole(body: raw.Object, output: Sequence[bytes]) -> bytes:

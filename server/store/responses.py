@@ -98,6 +98,15 @@ class Responses:
         rows = await self._walk(tenant_id, public_id, input_only=True)
         return None if rows is None else items_of(rows)
 
+    async def made_from(self, tenant_id: int, public_id: str) -> list[list[Item]] | None:
+        """The same by turns, the last being its own input, which may be empty. Raises `errors.lost_ancestor`."""
+        rows = await self._walk(tenant_id, public_id, input_only=True)
+        if rows is None:
+            return None
+        own = rows[-1].turn_id
+        earlier = [items_of(turn) for _, turn in groupby((row for row in rows if row[0] != own), key=itemgetter(0))]
+        return [*(turn for turn in earlier if turn), items_of(row for row in rows if row[0] == own)]
+
     async def get(self, tenant_id: int, public_id: str) -> StoredResponse | None:
         """The response, whatever its status."""
         rows = await self._database.run(sql.GET, {"tenant_id": tenant_id, "public_id": public_id})
