@@ -232,7 +232,7 @@ class Turns:
                         return
 
     def _reader(self, turn: Turn) -> Reader:
-        return turn.upstream.dialect.read(turn.request, turn.upstream.profile, self._limits.event_bytes_max)
+        return turn.upstream.read(turn.request, self._limits.event_bytes_max)
 
     async def _store_streamed(self, turn: Turn, assembler: Assembler) -> None:
         """Store what was assembled; a turn that can't be stored is told to the client as failed, not as what it was."""

@@ -14,8 +14,10 @@ from typing import Literal, TypeVar
 from server import errors
 from server.errors import ApiError, UpstreamUnreachable
 from server.protocol import models, raw
-from server.protocol.dialect import DIALECTS, Dialect
+from server.protocol.dialect import DIALECTS, Dialect, Reader
 from server.protocol.profile import Profile
+from server.protocol.request import Request
+from server.protocol.tags import ThinkTags
 from server.upstream.client import Passed, Reply, UpstreamClient
 
 DEAD_S = 5
@@ -54,6 +56,11 @@ class Upstream:
     def issuer(self, model: str) -> str:
         """Who can open the sealed state that this model makes here."""
         return self.profile.issuer(self.name, model)
+
+    def read(self, request: Request, event_bytes_max: int) -> Reader:
+        """What reads one reply to this request."""
+        reader = self.dialect.read(request, self.profile, event_bytes_max)
+        return ThinkTags(reader, event_bytes_max) if self.think_tags == "split" else reader
 
     def fit_to_tell(self, message: object) -> str | None:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""

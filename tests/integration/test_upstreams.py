@@ -120,6 +120,24 @@ async def test_a_chain_keeps_to_one_replica(emptied_database_url: str) -> None:
             assert sorted(len(mock.posts) - count for mock, count in zip(mocks, seen, strict=True)) == [0, 0, 3]
 
 
+@pytest.mark.parametrize("tags", ["keep", "split"])
+@both_modes
+async def test_thinking_that_leaks_into_text_is_taken_apart_where_that_is_asked_for(
+    emptied_database_url: str, stream: bool, tags: str
+) -> None:
+    tables = f'[[upstreams]]\nname = "r1"\nurls = ["URL"]\nprofile = "vllm"\ndefault = true\nthink_tags = "{tags}"\n'
+    leaked = "<think>\nHm.\n</think>\n\nHi."
+    async with running(emptied_database_url, [reply(message(leaked), stream=stream)], upstreams=tables) as application:
+        first = await application.turn(input="a", stream=stream)
+        said = [(item["type"], item["content"][0]["text"]) for item in first["output"]]
+        split = [("reasoning", "\nHm.\n"), ("message", "\n\nHi.")]
+        assert said == (split if tags == "split" else [("message", leaked)])
+        assert (await application.http.get(f"/v1/responses/{first['id']}")).json() == first
+        await application.turn(input="b", stream=stream, previous_response_id=first["id"])
+        sent = [(item["type"], item["content"][0]["text"]) for item in application.sent()["input"][1:-1]]
+        assert sent == said
+
+
 # --- pass-through
 
 PASSING = 'pass_through = ["/v1/embeddings", "/v1/chat/completions"]\n' + TWO
