@@ -19,7 +19,7 @@ def rows() -> dict[str, str]:
 
 def told(default: Any) -> str:
     """A default as a person would write it."""
-    if default is None:
+    if default in (None, ()):
         return "-"
     if isinstance(default, bool):
         return str(default).lower()

@@ -219,3 +219,18 @@ def processes_naming(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):
             lines.append(path.read_text(errors="replace"))
     return [line for line in lines if str(folder) in line]
+
+
+def test_the_profiles_are_listed_and_printed() -> None:
+    listed = rejoinder("profiles")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert [line.split() for line in listed.stdout.splitlines()][:3] == [
+        ["vllm", "responses"],
+        ["vllm-harmony", "responses"],
+        ["openai", "responses"],
+    ]
+    printed = rejoinder("profiles", "openai")
+    assert json.loads(printed.stdout)["item_members"]["reasoning"] == [
+        "id", "summary", "content", "encrypted_content",
+    ]  # fmt: skip
+    assert rejoinder("profiles", "vlm").returncode == 2
