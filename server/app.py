@@ -28,13 +28,19 @@ from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 
 
+class _Application(Litestar):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        wire.route_by_raw_path(scope)
+        await super().__call__(scope, receive, send)
+
+
 def create(config: Config, telemetry: Telemetry) -> Litestar:
     """The application. What it needs is opened by its start-up and closed by its shutdown.
 
     Its start-up raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is no database to use.
     """
     assert config.upstreams, "a server without an upstream is refused before it is made"
-    return Litestar(
+    return _Application(
         route_handlers=[
             *responses_api.ROUTES,
             *conversations_api.ROUTES,

@@ -49,6 +49,10 @@ class UpstreamUnreachable(ApiError):
     """A model server that nothing was sent to, since no connection to it could be made: an equal one may be asked."""
 
 
+class LeaseLost(ApiError):
+    """A turn may not add to its conversation any more, though it may still be stored."""
+
+
 # --- the body and its members
 
 
@@ -163,9 +167,9 @@ def conversation_locked() -> ApiError:
     return ApiError(400, message, param="conversation", code="conversation_locked")
 
 
-def lease_lost() -> ApiError:
+def lease_lost() -> LeaseLost:
     message = "The turn took longer than its claim on the conversation could be kept. Nothing was added to it."
-    return ApiError(503, message, type="server_error", param="conversation")
+    return LeaseLost(503, message, type="server_error", param="conversation")
 
 
 def listed_item_not_found(item_id: str) -> ApiError:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from server.cli.web import HttpProtocol
 from server.mock import Reply
 
 DATA = Path(__file__).parent / "data"
@@ -32,7 +33,9 @@ async def serving(app: Any) -> AsyncIterator[str]:
     # asyncio sets this for the sockets that it makes itself; without it every answer in two writes takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # Its own logs are wanted where a test fails, and pytest shows them there: uvicorn's handlers are left out.
-    config = uvicorn.Config(app, log_config=None, log_level="error", access_log=False, lifespan="auto", ws="none")
+    config = uvicorn.Config(
+        app, http=HttpProtocol, log_config=None, log_level="error", access_log=False, lifespan="auto", ws="none"
+    )
     config.load()
     # Not `server.serve`: it takes over the signals, leaves the process when a start-up fails, and ends in long sleeps.
     server = uvicorn.Server(config)

@@ -89,14 +89,14 @@ async def _body(request: AnyRequest) -> bytes:
 
 def _conversation_id(request: AnyRequest) -> str:
     """The id in the path; one that can't be any conversation's is unknown like any other."""
-    conversation_id: str = request.path_params["conversation_id"]
+    conversation_id = wire.path_text(request, "conversation_id")
     if not ids.is_usable(conversation_id):
         raise errors.conversation_not_found("(unprintable)")
     return conversation_id
 
 
 def _item_id(request: AnyRequest) -> str:
-    item_id: str = request.path_params["item_id"]
+    item_id = wire.path_text(request, "item_id")
     if not ids.is_usable(item_id):
         raise errors.listed_item_not_found("(unprintable)")
     return item_id

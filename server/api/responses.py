@@ -191,7 +191,7 @@ async def _watch(receive: Receive, run: Run) -> None:
 
 def _response_id(request: Request[Any, Any, Any]) -> str:
     """The id in the path; one that can't be any response's is unknown like any other."""
-    response_id: str = request.path_params["response_id"]
+    response_id = wire.path_text(request, "response_id")
     if not ids.is_usable(response_id):
         raise errors.response_not_found("(unprintable)")
     return response_id

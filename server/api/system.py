@@ -46,7 +46,7 @@ async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/v1/models/{model:path}")
 async def retrieve_model(request: Request[Any, Any, Any]) -> Response[bytes]:
-    name = request.path_params["model"].removeprefix("/")
+    name = wire.path_text(request, "model").removeprefix("/")
     for model in await _models(request):
         if models.id_of(model) == name:
             return wire.json_response(model)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from litestar import Request, Response
@@ -23,6 +24,17 @@ _DISCARD_MAX_S = 5
 
 class ClientLeft(Exception):
     """The client went before its request was whole."""
+
+
+def path_text(request: Request[Any, Any, Any], name: str) -> str:
+    """A parameter of the path as its client meant it: a slash in it does not end it (`route_by_raw_path`)."""
+    return unquote(request.path_params[name])
+
+
+def route_by_raw_path(scope: Scope) -> None:
+    """Let a route be found by the path as it was sent, so that an escaped slash is one in an id."""
+    if scope.get("raw_path"):
+        scope["path"] = scope["raw_path"].decode("latin-1")
 
 
 def json_response(body: bytes, status: int = 200) -> Response[bytes]:

@@ -7,7 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
+import httptools
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.config import ConfigError
 from server.telemetry import unwrapped
@@ -93,7 +95,7 @@ def run(
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         backlog=BACKLOG,
@@ -107,6 +109,48 @@ def run(
     # Once all is closed uvicorn raises the signal that ended it again.
     with contextlib.suppress(KeyboardInterrupt):
         _Server(config, opened or contextlib.nullcontext(), announce, end_requests).run(sockets=[listener])
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP, for clients that offer another protocol: the offer is ignored (RFC 9110, 7.8).
+
+    curl's `--http2` and Java's client offer h2c with every request; the parser takes what follows the head of such a
+    request for that protocol, so that its body would be lost. Here it is parsed once more without the offer.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("This server is no proxy.")
+            else:
+                self._parse_without_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _parse_without_offer(self, rest: bytes) -> None:
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()]
+        for name, value in self.headers:
+            # Without this word `Upgrade` is a header like any other, which the application may look at.
+            kept = _without_upgrade(value) if name == b"connection" else value
+            if kept:
+                lines.append(name + b": " + kept)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
+
+
+def _without_upgrade(value: bytes) -> bytes:
+    return b", ".join(word for word in value.split(b",") if word.strip().lower() != b"upgrade").strip()
 
 
 class _Server(uvicorn.Server):

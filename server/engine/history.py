@@ -18,10 +18,15 @@ class Origin(Struct, frozen=True):
     parent: Parent | None = None
     claim: Claim | None = None
 
-    async def free(self, *, is_used_up: bool = False) -> None:
-        """Give up the claim, if there is one; it may be used up, and may have been given up before."""
+    @property
+    def is_lost(self) -> bool:
+        """Whether another turn may have the conversation by now, or whoever edits it."""
+        return self.claim is not None and self.claim.is_lost
+
+    async def free(self) -> None:
+        """Give up the claim, if there is one; it may have been given up before."""
         if self.claim is not None:
-            await self.claim.free(is_used_up=is_used_up)
+            await self.claim.free()
 
 
 class Histories:

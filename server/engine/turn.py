@@ -101,6 +101,8 @@ class Turns:
             on_leave=lambda run: self._client_left(turn, run),
             stream_bytes_max=self._limits.stream_bytes_max,
         )
+        if turn.origin.claim is not None:
+            turn.origin.claim.on_lost = run.cancel
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
@@ -179,8 +181,8 @@ class Turns:
                 reply, turn.response, taken_ids=turn.taken_ids, issuer=turn.issuer, reader=self._reader(turn)
             )
         except asyncio.CancelledError:
-            if self._is_stopping:
-                raise errors.stopping() from None
+            if failure := self._reason_to_fail(turn):
+                raise failure from None
             outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
         run.close()
         await self._store(turn, outcome)
@@ -197,8 +199,8 @@ class Turns:
         try:
             await self._read(turn, run, assembler)
         except asyncio.CancelledError:
-            if self._is_stopping:
-                assembler.fail(errors.stopping().message)
+            if failure := self._reason_to_fail(turn):
+                assembler.fail(failure.message)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
@@ -231,6 +233,12 @@ class Turns:
                     if assembler.outcome is not None:
                         return
 
+    def _reason_to_fail(self, turn: Turn) -> ApiError | None:
+        """Why a turn was cancelled, if it was not its client who left."""
+        if self._is_stopping:
+            return errors.stopping()
+        return errors.lease_lost() if turn.origin.is_lost else None
+
     def _reader(self, turn: Turn) -> Reader:
         return turn.upstream.read(turn.request, self._limits.event_bytes_max)
 
@@ -244,6 +252,9 @@ class Turns:
             self._warn("turn_not_stored", turn, failure)
             assembler.withdraw(failure.message)
             await turn.origin.free()
+            if isinstance(error, errors.LeaseLost):
+                # Its id was told; what it was can be kept, only not where it was asked for.
+                await self._store_streamed(turn, assembler)
 
     async def _store(self, turn: Turn, outcome: Outcome) -> None:
         """Commit the turn, and free its conversation with it or right after it."""
@@ -267,7 +278,9 @@ class Turns:
                     items=[*turn.input_items, *outcome.items],
                 )
             )
-            await turn.origin.free(is_used_up=is_appended)
+            if claim is not None and is_appended:
+                claim.use_up()
+            await turn.origin.free()
         self._telemetry.info(
             "turn_ended",
             response_id=turn.response_id,

@@ -4,11 +4,17 @@ A lease has a fresh token. It ends by the turn's own write, by its release, or b
 time can append nothing, for its token no longer holds.
 """
 
+import asyncio
+import contextlib
 import secrets
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
+from sqlalchemy import Row
 
 from server import errors
+from server.errors import ApiError
 from server.store import sql
 from server.store.conversations import ConversationHistory, history_of
 from server.store.database import Database
@@ -37,27 +43,51 @@ class Leases:
         Raises `errors.conversation_locked` where another turn has it.
         """
         token = secrets.token_hex(16)
-        parameters = {"tenant_id": tenant_id, "public_id": public_id, "lease_token": token, "lease_s": self.lease_s}
-        rows = await self._database.run(sql.LOCK, parameters)
+        parameters = {"tenant_id": tenant_id, "public_id": public_id, "lease_token": token}
+        try:
+            rows, is_taken = await self._taken(parameters)
+        except BaseException:
+            # A lease that nobody knows of locks everybody out, and most of all who is told to try again.
+            await asyncio.shield(self._give_back(parameters))
+            raise
         if not rows:
             return None
-        locked_version = rows[0].locked_version
-        if locked_version is None:
+        if not is_taken:
             raise errors.conversation_locked()
-        if locked_version != rows[0].version:
-            # Another turn ended between the statement's start and the lease: with the lease held, look again.
-            rows = await self._database.run(sql.CONVERSATION_HISTORY, {"tenant_id": tenant_id, "public_id": public_id})
         history = history_of(rows)
         return Lease(tenant_id, public_id, history.conversation_id, history.version, token), history
 
+    async def _taken(self, parameters: dict[str, Any]) -> tuple[Sequence[Row[Any]], bool]:
+        """The conversation's rows, and whether the lease is had."""
+        rows = await self._database.run(sql.LOCK, parameters | {"lease_s": self.lease_s})
+        if not rows or rows[0].locked_version is None:
+            return rows, False
+        if rows[0].locked_version != rows[0].version:
+            # Another turn ended between the statement's start and the lease: with the lease held, look again.
+            named = {name: parameters[name] for name in ("tenant_id", "public_id")}
+            rows = await self._database.run(sql.CONVERSATION_HISTORY, named)
+        return rows, True
+
+    async def _give_back(self, parameters: dict[str, Any]) -> None:
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(self.lease_s / 3):
+                await self._database.run(sql.RELEASE, parameters)
+
     async def renew(self, lease: Lease) -> bool:
         """Whether the lease still holds, and now for `lease_s` more."""
-        return bool(await self._database.run(sql.RENEW, _named(lease) | {"lease_s": self.lease_s}))
+        return bool(
+            await self._database.run(
+                sql.RENEW,
+                {
+                    "tenant_id": lease.tenant_id,
+                    "conversation_id": lease.conversation_id,
+                    "lease_token": lease.token,
+                    "lease_s": self.lease_s,
+                },
+            )
+        )
 
     async def release(self, lease: Lease) -> None:
         """Free the conversation, if the lease still holds."""
-        await self._database.run(sql.RELEASE, _named(lease))
-
-
-def _named(lease: Lease) -> dict[str, object]:
-    return {"tenant_id": lease.tenant_id, "conversation_id": lease.conversation_id, "lease_token": lease.token}
+        parameters = {"tenant_id": lease.tenant_id, "public_id": lease.public_id, "lease_token": lease.token}
+        await self._database.run(sql.RELEASE, parameters)

@@ -113,14 +113,14 @@ fresh as (
 ADD: Final = text(f"with {_add('true')} select id from response")
 
 # The same, appended to its conversation, which is free again with it. Where the lease is another's or has run out,
-# nothing is stored and no row comes back.
+# nothing is stored and no row comes back. A clock may be set back: a list that has changed since is not appended to.
 ADD_IN_CONVERSATION: Final = text(f"""
 with conversation as (
     update conversations
     set version = version + 1, next_position = next_position + cardinality(cast(:public_ids as text[])),
         locked_by = null, locked_until = null
     where tenant_id = :tenant_id and id = cast(:conversation_id as bigint) and locked_by = :lease_token
-        and locked_until > clock_timestamp()
+        and locked_until > clock_timestamp() and version = cast(:conversation_version as bigint)
     returning id, version, next_position - cardinality(cast(:public_ids as text[])) as first_position
 ), {_add("exists (select from conversation)")}, links as (
     insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
@@ -366,5 +366,5 @@ returning id
 RELEASE: Final = text("""
 update conversations
 set locked_by = null, locked_until = null
-where tenant_id = :tenant_id and id = :conversation_id and locked_by = :lease_token
+where tenant_id = :tenant_id and public_id = :public_id and locked_by = :lease_token
 """)

@@ -589,17 +589,37 @@ async def test_a_lease_that_was_lost_appends_nothing_and_the_turn_fails(
             assert failed["status"] == "failed"
             assert failed["error"]["code"] == "server_error"
             assert "claim on the conversation" in failed["error"]["message"]
-            assert (await application.http.get(f"/v1/responses/{failed['id']}")).status_code == 404
+            # Its id was told, so it is known; but nothing goes on from what it said.
+            assert (await application.http.get(f"/v1/responses/{failed['id']}")).json() == failed
         else:
             assert error_of(answer) == (503, "conversation", None)
         rows = await stored_rows(emptied_database_url)
-        assert len(rows.get("responses", [])) == (1 if then == "another turn" else 0)
+        statuses = [row["status"] for row in rows.get("responses", [])]
+        assert statuses == ["completed"] * (then == "another turn") + ["failed"] * stream
         if then == "a deletion":
             return
         expected = {"nothing": ["a"], "an edit": [], "another turn": ["a", "overtaking", "b"]}[then]
         assert texts(await application.conversed(conversation_id)) == expected
         await application.turn(input="on", conversation=conversation_id)
         assert texts(await application.conversed(conversation_id)) == [*expected, "on", "b"]
+
+
+@both_modes
+async def test_a_turn_whose_lease_is_lost_costs_no_more_inference(emptied_database_url: str, stream: bool) -> None:
+    async with running(emptied_database_url, [Reply(hang=True)], lease_s=0.3) as application:
+        conversation_id = await application.converse(user("a"))
+        turning = asyncio.create_task(ask(application, conversation_id, "slow", stream=stream))
+        await until(lambda: len(application.mock.posts) == 1)
+        async with connected(emptied_database_url) as connection:
+            await connection.execute("update conversations set locked_by = 'another'")
+        answer = await asyncio.wait_for(turning, 3)
+        if stream and answer.status_code == 200:
+            assert events_of(answer.content)[-1]["response"]["status"] == "failed"
+        else:
+            assert error_of(answer) == (503, "conversation", None)
+        await until(lambda: application.mock.posts[0].left)
+        assert texts(await application.conversed(conversation_id)) == ["a"]
+        assert "lease_lost" in application.log
 
 
 async def test_a_turn_of_another_server_is_one_at_a_time_too(emptied_database_url: str) -> None:
