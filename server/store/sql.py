@@ -75,6 +75,8 @@ left join lateral (
 order by turn.depth, item.is_own, item.place
 """)
 
+IS_STORED: Final = text("select id from responses where tenant_id = :tenant_id and public_id = :public_id")
+
 PUBLIC_ID: Final = text("select public_id from responses where tenant_id = :tenant_id and id = :id")
 
 

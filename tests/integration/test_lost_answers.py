@@ -1,0 +1,122 @@
+"""A database whose answers get lost: a turn that was stored is not told as failed, and so is not asked for again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+
+from tests.application import both_modes, events_of, message, reply, running, stored_rows
+from tests.harness import until
+from tests.postgres import connected
+
+
+class Gate:
+    """A way to the database that can lose what it answers, with the connection."""
+
+    def __init__(self) -> None:
+        self.loses = 0
+        self.lost = 0
+
+    async def pass_on(
+        self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter], *, answers: bool
+    ) -> None:
+        while data := await reader.read(65_536):
+            if answers and self.loses > 0:
+                self.loses -= 1
+                self.lost += 1
+                break
+            writers[0].write(data)
+            await writers[0].drain()
+        for writer in writers:
+            writer.close()
+
+
+async def to_database(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    folder = parse_qs(parts.query).get("host", [None])[0]
+    if folder is not None:
+        port = parse_qs(parts.query).get("port", [str(parts.port or 5432)])[0]
+        return await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
+    return await asyncio.open_connection(parts.hostname, parts.port or 5432)
+
+
+@contextlib.asynccontextmanager
+async def gated(url: str) -> AsyncIterator[tuple[Gate, str]]:
+    """A gate before a database, and the database's URL through it."""
+    gate = Gate()
+    passing: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await to_database(url)
+        for task in (
+            asyncio.create_task(gate.pass_on(reader, [back_writer, writer], answers=False)),
+            asyncio.create_task(gate.pass_on(back_reader, [writer, back_writer], answers=True)),
+        ):
+            passing.add(task)
+            task.add_done_callback(passing.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    parts = urlsplit(url)
+    name = f"{quote(parts.username or 'postgres')}:{quote(parts.password or '')}"
+    user = name if parts.password else quote(parts.username or "postgres")
+    try:
+        yield gate, f"postgresql://{user}@127.0.0.1:{port}{parts.path}"
+    finally:
+        server.close()
+        for task in passing:
+            task.cancel()
+        await asyncio.gather(*passing, return_exceptions=True)
+
+
+@both_modes
+@pytest.mark.parametrize("in_conversation", [False, True], ids=["chain", "conversation"])
+async def test_a_turn_that_was_stored_is_told_as_what_it_was(
+    emptied_database_url: str, stream: bool, in_conversation: bool
+) -> None:
+    replies = [reply(message("a"), stream=False), reply(message("b"), stream=stream), reply(message("c"), stream=False)]
+    async with (
+        gated(emptied_database_url) as (gate, url),
+        running(url, replies, pool_size=1) as application,
+    ):
+        conversation_id = await application.converse() if in_conversation else None
+        # The statements are prepared by this turn, so that the next one's write is one exchange.
+        first = await application.turn(input="1", conversation=conversation_id)
+        with application.upstream_held():
+            where = {"conversation": conversation_id} if in_conversation else {"previous_response_id": first["id"]}
+            asking = asyncio.create_task(application.post({"model": "m", "input": "2", "stream": stream, **where}))
+            await until(lambda: len(application.mock.posts) == 2)
+            gate.loses = 1
+        answer = await asking
+        assert gate.lost == 1
+        told = events_of(answer.content)[-1]["response"] if stream else answer.json()
+        assert (answer.status_code, told["status"]) == (200, "completed")
+        assert (await application.http.get(f"/v1/responses/{told['id']}")).json() == told
+        if conversation_id is not None:
+            said = [item["content"][0]["text"] for item in await application.conversed(conversation_id)]
+            assert said == ["1", "a", "2", "b"]
+            # It is free again: the next turn is refused nothing.
+            await application.turn(input="3", conversation=conversation_id)
+
+
+@both_modes
+async def test_a_turn_that_was_not_stored_is_told_as_failed(emptied_database_url: str, stream: bool) -> None:
+    async with (
+        gated(emptied_database_url) as (_, url),
+        running(url, [reply(message("a"), stream=stream)], pool_size=1) as application,
+    ):
+        with application.upstream_held():
+            asking = asyncio.create_task(application.post({"model": "m", "input": "1", "stream": stream}))
+            await until(lambda: len(application.mock.posts) == 1)
+            async with connected(emptied_database_url) as connection:
+                await connection.execute("alter table responses rename to responses_away")
+        answer = await asking
+        async with connected(emptied_database_url) as connection:
+            await connection.execute("alter table responses_away rename to responses")
+        if stream:
+            assert events_of(answer.content)[-1]["response"]["status"] == "failed"
+        else:
+            assert answer.status_code >= 500
+    assert (await stored_rows(emptied_database_url)).get("responses", []) == []
