@@ -214,7 +214,8 @@ async def emptied_database_url(shared_database_url: str) -> str:
     async with connected(shared_database_url) as connection:
         # What hangs on a response goes with it. To truncate would take twenty times as long.
         await connection.execute(
-            "delete from conversation_items; delete from responses; delete from items; delete from conversations"
+            "delete from conversation_items; delete from responses; delete from items; delete from conversations;"
+            "delete from usage"
         )
     return shared_database_url
 

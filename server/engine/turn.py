@@ -17,7 +17,7 @@ from server.engine.history import Origin
 from server.engine.prepare import Preparation, Prepared
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
-from server.protocol import raw, sse
+from server.protocol import raw, sse, usage
 from server.protocol.assemble import Assembler, Outcome, assemble_body
 from server.protocol.dialect import Reader
 from server.protocol.items import Item
@@ -200,14 +200,14 @@ class Turns:
             await self._read(turn, run, assembler)
         except asyncio.CancelledError:
             if failure := self._reason_to_fail(turn):
-                assembler.fail(failure.message)
+                assembler.end(failure.message)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
             if not run.has_begun:
                 raise failure from None
             self._warn("stream_broken", turn, failure)
-            assembler.fail(failure.message)
+            assembler.end(failure.message)
         if not run.has_begun and assembler.outcome is None:
             raise errors.upstream_broken("its stream ended before it began.")
         assembler.end()
@@ -276,6 +276,8 @@ class Turns:
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
                     items=[*turn.input_items, *outcome.items],
+                    ended_at=ended_at,
+                    usage=usage.read(outcome.body),
                 )
             )
             if claim is not None and is_appended:

@@ -54,6 +54,8 @@ class Assembler:
         self._sequence_number = 0
         self._opening = [events.CREATED, events.IN_PROGRESS]
         self._started: bytes | None = None
+        # What an upstream has told of its usage before it told the end.
+        self._costs: raw.Object | None = None
 
     def open(self) -> bytes:
         """Our own `response.created` and `response.in_progress`, as far as they have not been sent yet."""
@@ -81,21 +83,23 @@ class Assembler:
         self._finish(status, self._response.ended(upstream, status, None))
         return self._written()
 
-    def end(self) -> None:
-        """The upstream's bytes have ended; without a terminal event the turn has failed (contract vllm.md 0.5)."""
-        if self.outcome is None:
-            self._take_all(self._decoder.feed(self._reader.end()))
-        self.fail("The model server's stream ended before the response was finished.")
+    def end(self, message: str = "The model server's stream ended before the response was finished.") -> None:
+        """The upstream's bytes have ended, or broken off; without a terminal event the turn has failed, as `message`
+        tells (contract vllm.md 0.5)."""
+        self._end_reading()
+        self.fail(message)
 
     def fail(self, message: str, code: str = "server_error") -> None:
         """End the turn as failed, with the items that were finished; a turn that has ended stays as it is."""
         if self.outcome is None:
-            self._finish("failed", self._response.ended(None, "failed", {"code": code, "message": message}))
+            error = {"code": code, "message": message}
+            self._finish("failed", self._response.ended(self._costs, "failed", error))
 
     def cancel(self) -> None:
         """End the turn as cancelled, with the items that were finished; a turn that has ended stays as it is."""
+        self._end_reading()
         if self.outcome is None:
-            self._finish("cancelled", self._response.ended(None, "cancelled", None))
+            self._finish("cancelled", self._response.ended(self._costs, "cancelled", None))
 
     def withdraw(self, message: str) -> None:
         """The turn could not be stored: it is told as failed, whatever it was (DESIGN 3, The final write fails)."""
@@ -113,6 +117,11 @@ class Assembler:
         self._open()
         self._write(name, {"response": self.outcome.shown()})
         return self._written() + sse.DONE
+
+    def _end_reading(self) -> None:
+        """What was on its way when the bytes ended is as far as it came, if the reader can tell."""
+        if self.outcome is None:
+            self._take_all(self._decoder.feed(self._reader.end()))
 
     def _take_all(self, frames: list[sse.Event]) -> None:
         for frame in frames:
@@ -143,9 +152,11 @@ class Assembler:
 
     def _take_opening(self, event: StreamEvent) -> None:
         """The event that is due next, preceded by one that the upstream left out; any other is dropped."""
+        upstream = _object(events.opened(event).get("response"))
+        if upstream is not None and (usage := upstream.get("usage")) is not None:
+            self._costs = raw.Object(raw.render({"usage": usage}))
         if event.type not in self._opening:
             return
-        upstream = _object(events.opened(event).get("response"))
         started = self._started_as(upstream)
         while self._opening.pop(0) != event.type:
             self._write(events.CREATED, {"response": started})

@@ -17,6 +17,7 @@ from sqlalchemy import Row
 
 from server import errors
 from server.protocol.items import Item
+from server.protocol.usage import Usage
 from server.store import sql
 from server.store.database import ConstraintViolated, Database
 from server.store.leases import Lease
@@ -51,7 +52,8 @@ class History(Struct, frozen=True):
 class NewResponse(Struct, frozen=True, kw_only=True):
     """A finished turn. `body` is the response object without its output; `items` are its input, then its output.
 
-    `lease` is the one on the conversation that the turn was made in; with `is_appended` its items go to the end of it.
+    `usage` is what it cost, where that was told. `lease` is the one on the conversation that the turn was made in; with
+    `is_appended` its items go to the end of it.
     """
 
     tenant_id: int
@@ -64,6 +66,8 @@ class NewResponse(Struct, frozen=True, kw_only=True):
     completed_at: datetime | None
     body: bytes
     items: Sequence[Item]
+    ended_at: datetime
+    usage: Usage | None = None
     lease: Lease | None = None
     is_appended: bool = False
 
@@ -173,7 +177,7 @@ class Responses:
 
 
 def _columns(response: NewResponse) -> dict[str, object]:
-    parent = response.parent
+    parent, usage = response.parent, response.usage
     return {
         "tenant_id": response.tenant_id,
         "public_id": response.public_id,
@@ -186,6 +190,11 @@ def _columns(response: NewResponse) -> dict[str, object]:
         "created_at": response.created_at,
         "completed_at": response.completed_at,
         "body": response.body.decode(),
+        "ended_at": response.ended_at,
+        "input_tokens": usage.input_tokens if usage else None,
+        "cached_tokens": usage.cached_tokens if usage else None,
+        "output_tokens": usage.output_tokens if usage else None,
+        "reasoning_tokens": usage.reasoning_tokens if usage else None,
         "conversation_id": response.lease.conversation_id if response.lease else None,
         "conversation_version": response.lease.version if response.lease else None,
         **({"lease_token": response.lease.token} if response.lease and response.is_appended else {}),

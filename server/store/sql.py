@@ -102,6 +102,16 @@ fresh as (
     insert into response_bodies (tenant_id, response_id, body)
     select tenant_id, id, cast(:body as text)
     from response
+), stored_usage as (
+    insert into usage (
+        tenant_id, response_public_id, upstream, model, status, input_tokens, cached_tokens, output_tokens,
+        reasoning_tokens, created_at, ended_at
+    )
+    select tenant_id, cast(:public_id as text), cast(:upstream as text), cast(:model as text), cast(:status as text),
+        cast(:input_tokens as bigint), cast(:cached_tokens as bigint), cast(:output_tokens as bigint),
+        cast(:reasoning_tokens as bigint), cast(:created_at as timestamptz), cast(:ended_at as timestamptz)
+    from response
+    where cast(:input_tokens as bigint) is not null
 ), stored_items as (
     insert into items (
         tenant_id, response_id, position, is_output, public_id, type, call_id, body, fidelity, issuer

@@ -127,6 +127,26 @@ conversations = Table(
     UniqueConstraint("tenant_id", "public_id", name="conversations_public_id_key"),
 )
 
+# What turns cost. No key leads to the response: the row stays when that is gone.
+usage = Table(
+    "usage",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    _name("response_public_id"),
+    _name("upstream"),
+    _name("model"),
+    _name("status"),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("ended_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("tenant_id", "id"),
+    Index("usage_ended_at_idx", "tenant_id", "ended_at"),
+)
+
 # A link is in the list from `added_version` on, up to the version before `removed_version`; it is never deleted, so
 # that the history of every response stays what it was.
 conversation_items = Table(

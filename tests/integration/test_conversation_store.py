@@ -94,6 +94,7 @@ def turn(name: str, *, is_appended: bool = True, **changed: Any) -> NewResponse:
         "upstream": "vllm",
         "created_at": NOON,
         "completed_at": NOON,
+        "ended_at": NOON,
         "body": b"{}",
         "items": [item(f"{name}_in"), item(f"{name}_out", is_output=True)],
         "is_appended": is_appended,

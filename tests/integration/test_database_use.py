@@ -78,6 +78,7 @@ async def _chain(database_url: str, responses: Responses, texts: list[str]) -> s
                 upstream="default",
                 created_at=datetime.now(UTC),
                 completed_at=None,
+                ended_at=datetime.now(UTC),
                 body=b'{"output":[]}',
                 items=[_spoken("user", asked, number), _spoken("assistant", answered, number)],
             )

@@ -75,6 +75,7 @@ def turn(name: str, parent: Parent | None = None, *, tenant_id: int = 1, **chang
         "upstream": "vllm",
         "created_at": NOON,
         "completed_at": ONE_MINUTE_PAST,
+        "ended_at": ONE_MINUTE_PAST,
         "body": json.dumps({"id": f"resp_{name}"}).encode(),
         "items": said,
         **changed,

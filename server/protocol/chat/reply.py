@@ -46,6 +46,7 @@ class ChatReply:
                 self._finish()
             else:
                 self._end_items("incomplete")
+                self._tell_costs()
         return self._written()
 
     def whole(self, body: bytes) -> bytes:
@@ -74,7 +75,9 @@ class ChatReply:
             raw.check(data, events.DEPTH_MAX)
             chunk = raw.Object(data)
             if chunk.get("error") is not None:
-                self._fail({"error": chunk.get("error") or raw.NULL})
+                error = chunk.get("error") or raw.NULL
+                # Some tell no more than the words.
+                self._fail(error if error.startswith(b"{") else raw.render({"message": error}))
                 return
             choice = _first_choice(chunk)
             delta = _object(choice.get("delta")) or _object(choice.get("message")) if choice is not None else None
@@ -84,7 +87,7 @@ class ChatReply:
             self._frames.append(sse.encode(b"error", data))
             self._has_ended = True
         except Unattributable:
-            self._fail({"message": b'"The model server sent a part of a tool call that belongs to none."'})
+            self._fail(b'{"message":"The model server sent a part of a tool call that belongs to none."}')
 
     def _take_chunk(self, chunk: raw.Object, choice: raw.Object | None, delta: raw.Object | None) -> None:
         self._begin(chunk)
@@ -192,12 +195,21 @@ class ChatReply:
         failed = self._finish_reason == "error"
         status = "failed" if failed else "incomplete" if reason else "completed"
         self._end_items("completed" if status == "completed" else "incomplete")
+        return self._end(status, error=_FAILED if failed else raw.NULL, reason=reason)
+
+    def _fail(self, error: bytes) -> None:
+        """The upstream's own error, or one of ours; what was on its way is as far as it came, and has its price."""
+        self._end_items("incomplete")
+        self._end("failed", error=error)
+
+    def _end(self, status: str, *, error: bytes = raw.NULL, reason: str | None = None) -> dict[str, bytes]:
+        """The terminal event, and the response object in it."""
         response = {
             **self._head,
             "object": b'"response"',
             "status": raw.literal(status),
             "incomplete_details": raw.render({"reason": raw.literal(reason)}) if reason else raw.NULL,
-            "error": _FAILED if failed else raw.NULL,
+            "error": error,
             "usage": self._usage,
             "output": raw.array([item.body for item in self._items if item.body is not None]),
         }
@@ -205,11 +217,11 @@ class ChatReply:
         self._has_ended = True
         return response
 
-    def _fail(self, error: dict[str, bytes]) -> None:
-        """The upstream's own error, or one of ours; what was on its way is as far as it came."""
-        self._end_items("incomplete")
-        self._write(events.ERROR, error)
-        self._has_ended = True
+    def _tell_costs(self) -> None:
+        """A stream that was cut has no terminal event to tell them in."""
+        if self._usage != raw.NULL:
+            response = raw.render({**self._head, "status": b'"in_progress"', "usage": self._usage})
+            self._write(events.IN_PROGRESS, {"response": response})
 
     def _end_items(self, last_status: str) -> None:
         """End what is open: the last item with this status, those before it as they should be."""

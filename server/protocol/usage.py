@@ -1,0 +1,43 @@
+"""What a turn cost, as its model server told it: counts of tokens, read from a response object.
+
+What lives here never refuses a turn for an odd number: what is no count is 0, and without any there is no usage.
+"""
+
+import msgspec
+
+from server.protocol import raw
+
+_COUNT_DIGITS_MAX = 15
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of tokens; `cached_tokens` are among those of the input, `reasoning_tokens` among those of the output."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+def read(response: raw.Object) -> Usage | None:
+    """The usage in a response object, None where it tells none."""
+    usage = _object(response.get("usage"))
+    if usage is None:
+        return None
+    of_input, of_output = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
+    return Usage(
+        input_tokens=_count(usage, "input_tokens"),
+        cached_tokens=_count(of_input, "cached_tokens"),
+        output_tokens=_count(usage, "output_tokens"),
+        reasoning_tokens=_count(of_output, "reasoning_tokens"),
+    )
+
+
+def _count(cut: raw.Object | None, name: str) -> int:
+    value = cut.get(name) if cut is not None else None
+    is_count = value is not None and value.isdigit() and len(value) <= _COUNT_DIGITS_MAX
+    return int(value) if value is not None and is_count else 0
+
+
+def _object(value: bytes | None) -> raw.Object | None:
+    return raw.Object(value) if value is not None and value.startswith(b"{") else None
