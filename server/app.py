@@ -16,11 +16,13 @@ from server.config import Config, UpstreamSettings
 from server.embedded import EmbeddedPostgres
 from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
+from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
+from server.store.idempotency import IdempotencyKeys
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
@@ -79,6 +81,7 @@ def _lifespan(
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
+                "idempotency": _idempotency(config, telemetry, turns, database),
                 "json_depth_max": config.json_depth_max,
                 "preparation": preparation,
                 "responses": stored,
@@ -128,6 +131,13 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
         is_default=settings.is_default,
         think_tags=settings.think_tags,
     )
+
+
+def _idempotency(config: Config, telemetry: Telemetry, turns: Turns, database: Database) -> Idempotency:
+    keys = IdempotencyKeys(database, config.lease_s)
+    # A stream may take longer than a whole reply may, but not its first without a client.
+    wait_max_s = max(config.reply_timeout_s, config.detached_run_max_s)
+    return Idempotency(turns, keys, Responses(database), telemetry, wait_max_s=wait_max_s)
 
 
 def _turns(config: Config, telemetry: Telemetry, stored: Responses, preparation: Preparation) -> Turns:

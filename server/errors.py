@@ -23,7 +23,7 @@ class ApiError(Exception):
     """An answer that is not a success.
 
     `status` is HTTP's; `message`, `type`, `param` and `code` are the members of the body's `error`. `retry_after` is
-    the header's value as the upstream sent it.
+    the header's value as the upstream sent it. The SDKs send a 409 again unless `should_retry` is false.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: str | None = None,
+        should_retry: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -43,6 +44,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.should_retry = should_retry
 
 
 class UpstreamUnreachable(ApiError):
@@ -156,6 +158,26 @@ def previous_response_not_found(response_id: str) -> ApiError:
 def lost_ancestor(response_id: str) -> ApiError:
     message = f"The history is broken: the response before '{response_id}' is lost."
     return ApiError(500, message, type="server_error", param="previous_response_id")
+
+
+def invalid_idempotency_key(length_max: int) -> ApiError:
+    message = f"An idempotency key is 1 to {length_max} printable ASCII characters."
+    return ApiError(400, message, param="Idempotency-Key", code="invalid_value")
+
+
+def idempotency_needs_store() -> ApiError:
+    message = "A response that is not stored can't be told again: leave out the idempotency key, or `store: false`."
+    return ApiError(400, message, param="Idempotency-Key", code="unsupported_value")
+
+
+def idempotency_conflict() -> ApiError:
+    message = "This idempotency key came with another request before."
+    return ApiError(409, message, param="Idempotency-Key", code="idempotency_conflict", should_retry=False)
+
+
+def idempotency_in_progress() -> ApiError:
+    message = "The first request with this idempotency key is still being answered."
+    return ApiError(409, message, param="Idempotency-Key", code="idempotency_in_progress", retry_after="5")
 
 
 def conversation_not_found(conversation_id: str) -> ApiError:

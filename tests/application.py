@@ -215,7 +215,7 @@ async def emptied_database_url(shared_database_url: str) -> str:
         # What hangs on a response goes with it. To truncate would take twenty times as long.
         await connection.execute(
             "delete from conversation_items; delete from responses; delete from items; delete from conversations;"
-            "delete from usage"
+            "delete from usage; delete from idempotency_keys"
         )
     return shared_database_url
 

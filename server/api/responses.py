@@ -9,6 +9,7 @@ from litestar.types import Receive, Scope, Send
 
 from server import errors
 from server.api import wire
+from server.engine.idempotency import Idempotency
 from server.engine.prepare import Prepared
 from server.engine.run import Run
 from server.engine.turn import Turns
@@ -42,8 +43,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
         except ApiError as error:
             await reply.refuse_unread(error, receive)
             return
-        turns: Turns = state.turns
-        run = await turns.begin(TENANT_ID, body)
+        run = await _begin(scope, body)
         leaving = asyncio.create_task(_watch(receive, run))
         try:
             await reply.follow(run)
@@ -176,6 +176,16 @@ class _Reply:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _begin(scope: Scope, body: bytes) -> Run:
+    state = scope["litestar_app"].state
+    key = dict(scope["headers"]).get(b"idempotency-key")
+    if key is not None:
+        idempotency: Idempotency = state.idempotency
+        return await idempotency.begin(TENANT_ID, body, key.decode("latin-1"))
+    turns: Turns = state.turns
+    return await turns.begin(TENANT_ID, body, ids.new_response_id())
 
 
 def _is_websocket(scope: Scope) -> bool:

@@ -47,7 +47,8 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    return {} if error.retry_after is None else {"retry-after": error.retry_after}
+    headers = {} if error.retry_after is None else {"retry-after": error.retry_after}
+    return headers if error.should_retry else {**headers, "x-should-retry": "false"}
 
 
 def render_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:

@@ -1,15 +1,34 @@
-"""A turn's claim on its conversation, kept for as long as the turn is in flight and given up as soon as it is not."""
+"""A turn's claim on what only one may have, kept while the turn is in flight and given up as soon as it is not."""
 
 import asyncio
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from server.errors import ApiError
-from server.store.leases import Lease, Leases
 from server.telemetry import Telemetry
 
 
-class Claim:
+class Named(Protocol):
+    """What a claim is on, as the log names it."""
+
+    @property
+    def names(self) -> dict[str, str]: ...
+
+
+Leased = TypeVar("Leased", bound=Named)
+Renewed_contra = TypeVar("Renewed_contra", bound=Named, contravariant=True)
+
+
+class Renewable(Protocol[Renewed_contra]):
+    """Where claims are kept: conversations' leases, or idempotency keys."""
+
+    lease_s: float
+
+    async def renew(self, lease: Renewed_contra, /) -> bool: ...
+    async def release(self, lease: Renewed_contra, /) -> None: ...
+
+
+class Claim(Generic[Leased]):
     """A lease that renews itself, three times in the time it lasts, until it is used up or freed.
 
     `on_lost` is called when it is found to be another's, or to have run out.
@@ -18,7 +37,7 @@ class Claim:
     # Whoever waits for nobody must be held by somebody.
     _late_releases: ClassVar[set["asyncio.Task[None]"]] = set()
 
-    def __init__(self, leases: Leases, lease: Lease, telemetry: Telemetry) -> None:
+    def __init__(self, leases: Renewable[Leased], lease: Leased, telemetry: Telemetry) -> None:
         self.lease = lease
         self.is_lost = False
         self.on_lost: Callable[[], None] = lambda: None
@@ -29,11 +48,11 @@ class Claim:
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     def use_up(self) -> None:
-        """The turn's own write has given the conversation back."""
+        """The turn's own write has given it back."""
         self._let_go()
 
     async def free(self) -> None:
-        """Give the conversation back. Once is enough, and nothing is left to do for a claim that was used up.
+        """Give it back. Once is enough, and nothing is left to do for a claim that was used up.
 
         Where the database can't be asked, it is asked again until the lease ends by time.
         """
@@ -82,4 +101,4 @@ class Claim:
                 return
 
     def _tell(self, event: str) -> None:
-        self._telemetry.warning(event, conversation_id=self.lease.public_id)
+        self._telemetry.warning(event, **self.lease.names)

@@ -7,7 +7,7 @@ from server.engine.claim import Claim
 from server.protocol.items import Input, Item
 from server.protocol.request import Request
 from server.store.conversations import Conversations
-from server.store.leases import Leases
+from server.store.leases import Lease, Leases
 from server.store.responses import Parent, Responses
 from server.telemetry import Telemetry
 
@@ -16,7 +16,7 @@ class Origin(Struct, frozen=True):
     """What a turn goes on from and is stored behind: its parent, or the conversation that it claims, or nothing."""
 
     parent: Parent | None = None
-    claim: Claim | None = None
+    claim: Claim[Lease] | None = None
 
     @property
     def is_lost(self) -> bool:

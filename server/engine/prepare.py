@@ -52,14 +52,14 @@ class Preparation:
         self._upstreams = upstreams
         self._json_depth_max = json_depth_max
 
-    async def begin(self, tenant_id: int, body: bytes) -> tuple[Prepared, Origin]:
-        """For a turn that begins now. Whoever gets the origin must free it or use it up."""
+    async def begin(self, tenant_id: int, body: bytes, response_id: str) -> tuple[Prepared, Origin]:
+        """For a turn that begins now, under this id. Whoever gets the origin must free it or use it up."""
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
         upstream = self._upstreams.of(request.model)
         given = await self._histories.resolved(tenant_id, given)
         origin, history = await self._histories.of(tenant_id, request)
         try:
-            basis = _Basis(request, ids.new_response_id(), upstream, history, given)
+            basis = _Basis(request, response_id, upstream, history, given)
             return await _prepared_aside(basis), origin
         except BaseException:
             await origin.free()

@@ -34,6 +34,7 @@ class Run:
         self._has_ended = False
         self._error: ApiError | None = None
         self._news = asyncio.Event()
+        self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._cancelling: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -79,8 +80,18 @@ class Run:
         if self._cancelling is not None:
             self._cancelling.cancel()
         self._has_ended = True
+        self._end.set()
         self._error = error
         self._news.set()
+
+    def tell_all(self, answer: bytes) -> None:
+        """Give a whole answer, which nobody has to make."""
+        self._unread.append(answer)
+        self.end()
+
+    async def ended(self) -> None:
+        """Wait until the turn is made, whoever follows it."""
+        await self._end.wait()
 
     def leave(self) -> None:
         """The client has gone, or is let go of: nothing is kept for it from here on."""

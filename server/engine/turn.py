@@ -88,10 +88,10 @@ class Turns:
         self._runs: dict[asyncio.Task[None], Run] = {}
         self._is_stopping = False
 
-    async def begin(self, tenant_id: int, body: bytes) -> Run:
-        """Start the turn that a body asks for; raises ApiError where it can't be, before any network I/O."""
+    async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
+        """Start the turn that a body asks for, under this id; raises ApiError where it can't be, before the upstream."""
         try:
-            turn = await self._prepare(tenant_id, body)
+            turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
             log("request_refused", status=error.status, code=error.code, param=_place(error), cause=_cause(error))
@@ -115,8 +115,8 @@ class Turns:
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
-    async def _prepare(self, tenant_id: int, body: bytes) -> Turn:
-        prepared, origin = await self._preparation.begin(tenant_id, body)
+    async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
+        prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
         if self._is_stopping:
             await origin.free()
             raise errors.stopping()

@@ -29,6 +29,10 @@ class Lease(Struct, frozen=True):
     version: int
     token: str
 
+    @property
+    def names(self) -> dict[str, str]:
+        return {"conversation_id": self.public_id}
+
 
 class Leases:
     """The leases of this process; each lasts `lease_s` unless it is renewed."""

@@ -127,6 +127,19 @@ conversations = Table(
     UniqueConstraint("tenant_id", "public_id", name="conversations_public_id_key"),
 )
 
+# A key is done when its response is stored; until then its process has it until `claimed_until`.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    _name("key"),
+    _name("body_hash"),
+    _name("response_public_id"),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("claimed_until", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key"),
+)
+
 # What turns cost. No key leads to the response: the row stays when that is gone.
 usage = Table(
     "usage",

@@ -19,7 +19,7 @@ from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0003"
+HEAD = "0004"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -129,7 +129,7 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
             where contype = 'f'
         """)
     assert {row["attname"] for row in [*indexes, *foreign_keys]} == {"tenant_id"}
-    assert (len(indexes), len(foreign_keys)) == (14, 6)
+    assert (len(indexes), len(foreign_keys)) == (15, 6)
 
 
 async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
