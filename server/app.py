@@ -130,6 +130,8 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
         models=settings.models,
         is_default=settings.is_default,
         think_tags=settings.think_tags,
+        empty_output=settings.empty_output,
+        continue_reasoning_only=settings.continue_reasoning_only,
     )
 
 

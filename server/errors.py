@@ -311,6 +311,10 @@ def upstream_too_slow() -> ApiError:
     return ApiError(504, "The model server did not answer in time.", type="server_error")
 
 
+def no_output(reason: str) -> ApiError:
+    return ApiError(502, reason, type="server_error")
+
+
 def stopping() -> ApiError:
     return ApiError(503, "The server is stopping.", type="server_error")
 

@@ -6,7 +6,7 @@ What lives here judges entry by entry and names the member at fault as it stands
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -30,6 +30,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     is_default: bool = False
     think_tags: Literal["keep", "split"] = "keep"
+    empty_output: Literal["keep", "fail"] = "keep"
+    continue_reasoning_only: int = 0
 
     @property
     def has_credentials(self) -> bool:
@@ -54,6 +56,8 @@ class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_key_file: str | None = None
     default: bool = False
     think_tags: Literal["keep", "split"] = "keep"
+    empty_output: Literal["keep", "fail"] = "keep"
+    continue_reasoning_only: Annotated[int, msgspec.Meta(ge=0, le=10)] = 0
 
 
 def short_form(url: str, key: str | None, encrypted_only: EncryptedOnly) -> UpstreamSettings:
@@ -102,6 +106,8 @@ def _upstream(
         api_key=_key(spelled, entry, environment),
         is_default=entry.default,
         think_tags=entry.think_tags,
+        empty_output=entry.empty_output,
+        continue_reasoning_only=entry.continue_reasoning_only,
     )
 
 

@@ -3,6 +3,8 @@
 What lives here refuses all that can be refused before any network I/O: it reads, and calls nobody.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from server import errors
@@ -31,6 +33,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def input_items(self) -> list[Item]:
         return self.context.turns[-1]
+
+    def body_after(self, made: Sequence[Item]) -> bytes:
+        """The request that goes on from what was made so far."""
+        history = [*self.context.turns, list(made)]
+        return _prepared(_Basis(self.request, self.response_id, self.upstream, history, Input([], set()))).body
 
 
 class _Basis(Struct, frozen=True):

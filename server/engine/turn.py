@@ -15,10 +15,11 @@ import msgspec
 from server import errors
 from server.engine.history import Origin
 from server.engine.prepare import Preparation, Prepared
+from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
 from server.protocol import raw, sse, usage
-from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.assemble import Assembler, Outcome, assemble_body, joined
 from server.protocol.dialect import Reader
 from server.protocol.items import Item
 from server.protocol.request import MEMBERS, Request
@@ -41,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that may begin: nothing in it can be refused any more but by the upstream.
 
-    It lives as long as the upstream works, so of a history it keeps the public ids alone, in `taken_ids`.
+    It lives as long as the upstream works; where it has one round, it keeps of a history the public ids alone.
     """
 
     tenant_id: int
@@ -53,6 +54,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     taken_ids: set[str]
     response: ResponseObject
     upstream_body: bytes
+    rounds: Rounds
     began_at: datetime
 
     @property
@@ -89,7 +91,7 @@ class Turns:
         self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
-        """Start the turn that a body asks for, under this id; raises ApiError where it can't be, before the upstream."""
+        """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
         try:
             turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
@@ -132,6 +134,7 @@ class Turns:
             taken_ids=prepared.context.public_ids(),
             response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
             upstream_body=prepared.body,
+            rounds=Rounds(prepared.upstream, prepared.body_after),
             began_at=self._now(),
         )
 
@@ -176,17 +179,26 @@ class Turns:
 
     async def _answer(self, turn: Turn, run: Run) -> None:
         try:
-            reply = await turn.upstream.create(turn.upstream_body, turn.request.model, turn.chain)
-            outcome = assemble_body(
-                reply, turn.response, taken_ids=turn.taken_ids, issuer=turn.issuer, reader=self._reader(turn)
-            )
+            outcome = await self._answered(turn, turn.upstream_body, turn.taken_ids)
+            while body := turn.rounds.next_body(outcome):
+                taken_ids = turn.taken_ids | {item.public_id for item in outcome.items}
+                outcome = joined(outcome, await self._answered(turn, body, taken_ids))
         except asyncio.CancelledError:
             if failure := self._reason_to_fail(turn):
                 raise failure from None
             outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
         run.close()
+        if (reason := turn.rounds.reason_to_fail(outcome)) is not None:
+            failed = turn.response.ended(outcome.body, "failed", {"code": "server_error", "message": reason})
+            await self._store(turn, Outcome(status="failed", body=failed, items=outcome.items))
+            raise errors.no_output(reason)
         await self._store(turn, outcome)
         run.send(outcome.shown())
+
+    async def _answered(self, turn: Turn, body: bytes, taken_ids: set[str]) -> Outcome:
+        """One round of a turn that is not streamed."""
+        reply = await turn.upstream.create(body, turn.request.model, turn.chain)
+        return assemble_body(reply, turn.response, taken_ids=taken_ids, issuer=turn.issuer, reader=self._reader(turn))
 
     async def _stream(self, turn: Turn, run: Run) -> None:
         assembler = Assembler(
@@ -197,7 +209,10 @@ class Turns:
             reader=self._reader(turn),
         )
         try:
-            await self._read(turn, run, assembler)
+            await self._read(turn, run, assembler, turn.upstream_body)
+            while body := turn.rounds.next_body(assembler.outcome):
+                assembler.go_on(self._reader(turn))
+                await self._read(turn, run, assembler, body)
         except asyncio.CancelledError:
             if failure := self._reason_to_fail(turn):
                 assembler.end(failure.message)
@@ -212,10 +227,12 @@ class Turns:
             raise errors.upstream_broken("its stream ended before it began.")
         assembler.end()
         run.close()
+        if assembler.outcome is not None and (reason := turn.rounds.reason_to_fail(assembler.outcome)) is not None:
+            assembler.withdraw(reason)
         await self._store_streamed(turn, assembler)
         run.send(assembler.closing())
 
-    async def _read(self, turn: Turn, run: Run, assembler: Assembler) -> None:
+    async def _read(self, turn: Turn, run: Run, assembler: Assembler, body: bytes) -> None:
         """Hand on the upstream's stream until the turn has ended, or the stream has."""
         heartbeat = Heartbeat(
             run,
@@ -223,7 +240,7 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
-        async with turn.upstream.stream(turn.upstream_body, turn.request.model, turn.chain) as reply:
+        async with turn.upstream.stream(body, turn.request.model, turn.chain) as reply:
             with heartbeat:
                 if reply.is_json:
                     run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))

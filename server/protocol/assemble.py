@@ -6,11 +6,11 @@ client sees the grammar of the contract whatever the upstream sent. The terminal
 before it leaves.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from server.protocol import events, raw, response, sse
+from server.protocol import events, raw, response, sse, usage
 from server.protocol.dialect import Reader
 from server.protocol.events import StreamEvent
 from server.protocol.items import Item
@@ -49,7 +49,9 @@ class Assembler:
         self._response = response_object
         self._reader = reader
         self._output = Output(taken_ids, issuer, reader.fidelity)
+        self._event_bytes_max = event_bytes_max
         self._decoder = sse.Decoder(event_bytes_max)
+        self._earlier: list[raw.Object] = []
         self._frames: list[bytes] = []
         self._sequence_number = 0
         self._opening = [events.CREATED, events.IN_PROGRESS]
@@ -70,6 +72,16 @@ class Assembler:
             self._take_all(too_large.events_before)
             self.fail("The model server sent an event that is too large.")
         return self._written()
+
+    def go_on(self, reader: Reader) -> None:
+        """The turn has not ended after all: another reply goes on with it, whose bytes come now."""
+        assert self.outcome is not None
+        # Its usage is that of all rounds so far.
+        self._earlier = [self.outcome.body]
+        self.outcome = None
+        self._reader = reader
+        self._decoder = sse.Decoder(self._event_bytes_max)
+        self._output.begin_round()
 
     def take_body(self, body: bytes) -> bytes:
         """What the client gets for a whole reply where a stream was asked for; the turn has ended with it.
@@ -102,7 +114,9 @@ class Assembler:
             self._finish("cancelled", self._response.ended(self._costs, "cancelled", None))
 
     def withdraw(self, message: str) -> None:
-        """The turn could not be stored: it is told as failed, whatever it was (DESIGN 3, The final write fails)."""
+        """The turn can't be told as what it was: it has failed, at the price that it had."""
+        assert self.outcome is not None
+        self._costs, self._earlier = self.outcome.body, []
         self.outcome = None
         self.fail(message)
 
@@ -153,8 +167,8 @@ class Assembler:
     def _take_opening(self, event: StreamEvent) -> None:
         """The event that is due next, preceded by one that the upstream left out; any other is dropped."""
         upstream = _object(events.opened(event).get("response"))
-        if upstream is not None and (usage := upstream.get("usage")) is not None:
-            self._costs = raw.Object(raw.render({"usage": usage}))
+        if upstream is not None and (costs := upstream.get("usage")) is not None:
+            self._costs = raw.Object(raw.render({"usage": costs}))
         if event.type not in self._opening:
             return
         started = self._started_as(upstream)
@@ -261,7 +275,7 @@ class Assembler:
         self._write_item(events.ITEM_DONE, item, shown(self._output.finish(item, body)))
 
     def _finish(self, status: str, body: raw.Object) -> None:
-        self.outcome = Outcome(status=status, body=body, items=self._output.finished())
+        self.outcome = Outcome(status=status, body=_with_costs(body, self._earlier), items=self._output.finished())
 
     def _pass_item(self, event: StreamEvent, item: OutputItem, body: Item, *, is_done: bool) -> None:
         view = shown(body, is_done=is_done)
@@ -335,6 +349,19 @@ def assemble_body(
     for element in elements:
         output.finish(output.announce(element, None), element)
     return Outcome(status=status, body=response_object.ended(upstream, status, None), items=output.finished())
+
+
+def joined(first: Outcome, second: Outcome) -> Outcome:
+    """Two rounds of one turn: what the second came to, with the items and at the price of both."""
+    return Outcome(
+        status=second.status, body=_with_costs(second.body, [first.body]), items=[*first.items, *second.items]
+    )
+
+
+def _with_costs(body: raw.Object, earlier: Sequence[raw.Object]) -> raw.Object:
+    """The response object with the usage of earlier rounds added to its own."""
+    total = usage.total(*earlier, body) if earlier else None
+    return body if total is None else raw.Object(body.spliced({"usage": total}))
 
 
 def _ended_response(body: bytes) -> tuple[raw.Object, str, list[raw.Object]]:

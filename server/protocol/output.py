@@ -87,6 +87,7 @@ class Output:
     def __init__(self, taken_ids: Collection[str], issuer: str, fidelity: Callable[[str | None], bytes | None]) -> None:
         """`taken_ids` are the public ids of the context: no output item may have one of them."""
         self.items: list[OutputItem] = []
+        self._first_of_round = 0
         self._taken_ids = set(taken_ids)
         self._issuer = issuer
         self._fidelity = fidelity
@@ -102,6 +103,12 @@ class Output:
         if sent_index is not None:
             self._by_sent_index[sent_index] = item
         return item
+
+    def begin_round(self) -> None:
+        """Another reply goes on with the same output: it has ids and indexes of its own."""
+        self._by_sent_id.clear()
+        self._by_sent_index.clear()
+        self._first_of_round = len(self.items)
 
     def finish(self, item: OutputItem, body: raw.Object) -> Item:
         """The item is done, and this is what it became; the id that it came with at last is one of its own."""
@@ -139,7 +146,7 @@ class Output:
 
     def matched(self, output: Sequence[raw.Object]) -> list[OutputItem | None]:
         """For each element of a whole output the item that it repeats: that of its id, else the next of its type."""
-        unmatched = list(self.items)
+        unmatched = self.items[self._first_of_round :]
         matches = [
             _take_first(
                 unmatched, [item for item in unmatched if item.sent_id and item.sent_id == element.string("id")]

@@ -3,6 +3,8 @@
 What lives here never refuses a turn for an odd number: what is no count is 0, and without any there is no usage.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from server.protocol import raw
@@ -31,6 +33,20 @@ def read(response: raw.Object) -> Usage | None:
         output_tokens=_count(usage, "output_tokens"),
         reasoning_tokens=_count(of_output, "reasoning_tokens"),
     )
+
+
+def total(*responses: raw.Object) -> bytes | None:
+    """The usage of several rounds as one, every count added up; None where none of them tells any."""
+    told = [usage for response in responses if (usage := _object(response.get("usage"))) is not None]
+    return _sum(told) if told else None
+
+
+def _sum(usages: Sequence[raw.Object]) -> bytes:
+    members: dict[str, bytes] = {}
+    for name in dict.fromkeys(name for usage in usages for name, _ in usage.members()):
+        details = [found for usage in usages if (found := _object(usage.get(name))) is not None]
+        members[name] = _sum(details) if details else raw.literal(sum(_count(usage, name) for usage in usages))
+    return raw.render(members)
 
 
 def _count(cut: raw.Object | None, name: str) -> int:

@@ -38,6 +38,8 @@ class Upstream:
         models: Sequence[str] = ("*",),
         is_default: bool = False,
         think_tags: Literal["keep", "split"] = "keep",
+        empty_output: Literal["keep", "fail"] = "keep",
+        continue_reasoning_only: int = 0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -45,6 +47,8 @@ class Upstream:
         self.models = models
         self.is_default = is_default
         self.think_tags = think_tags
+        self.empty_output = empty_output
+        self.continue_reasoning_only = continue_reasoning_only
         self._replicas = replicas
         self._dead_until_s: dict[UpstreamClient, float] = {}
         self._now_s = now_s

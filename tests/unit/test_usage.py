@@ -29,3 +29,15 @@ from server.protocol.usage import Usage
 )
 def test_counts_are_read_and_all_else_is_none(text: bytes, read: Usage | None) -> None:
     assert usage.read(raw.Object(text)) == read
+
+
+def test_rounds_add_up() -> None:
+    rounds = [
+        b'{"usage":{"input_tokens":1,"input_tokens_details":{"cached_tokens":1,"x":2},"odd":null}}',
+        b'{"usage":null}',
+        b'{"usage":{"input_tokens":2,"output_tokens":3,"input_tokens_details":{"cached_tokens":4}}}',
+    ]
+    assert usage.total(*map(raw.Object, rounds)) == (
+        b'{"input_tokens":3,"input_tokens_details":{"cached_tokens":5,"x":2},"odd":0,"output_tokens":3}'
+    )
+    assert usage.total(raw.Object(b"{}")) is None

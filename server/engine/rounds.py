@@ -1,0 +1,42 @@
+"""Further rounds of a turn: its model thought and said nothing, and is asked to go on from that thought.
+
+What lives here decides whether there is another round, and what a turn is that showed nothing in the end. A server
+spends no tokens unasked: without settings there is one round, and a turn is what its upstream says.
+"""
+
+from collections.abc import Callable, Sequence
+
+from server.protocol.assemble import Outcome
+from server.protocol.items import Item
+from server.protocol.visible import is_empty, is_reasoning_only
+from server.upstream.choose import Upstream
+
+NO_VISIBLE_OUTPUT = "no_visible_output: the model reasoned and said nothing."
+EMPTY_OUTPUT = "The model server ended the response without any output."
+
+
+class Rounds:
+    """The rounds of one turn. `body_after` gives the request that goes on from what was made so far."""
+
+    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes]) -> None:
+        self._upstream = upstream
+        self._left = upstream.continue_reasoning_only
+        # It holds the whole history, for which there is no other use.
+        self._body_after = body_after if self._left else None
+
+    def next_body(self, outcome: Outcome | None) -> bytes | None:
+        """The request of the next round, None where there is none."""
+        if outcome is None or outcome.status != "completed" or not is_reasoning_only(outcome.items):
+            return None
+        if self._left == 0 or self._body_after is None:
+            return None
+        self._left -= 1
+        return self._body_after(outcome.items)
+
+    def reason_to_fail(self, outcome: Outcome) -> str | None:
+        """Why a turn that its upstream calls completed is none."""
+        if outcome.status != "completed":
+            return None
+        if self._upstream.continue_reasoning_only and is_reasoning_only(outcome.items):
+            return NO_VISIBLE_OUTPUT
+        return EMPTY_OUTPUT if self._upstream.empty_output == "fail" and is_empty(outcome.items) else None
