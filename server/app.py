@@ -119,6 +119,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
             connect_timeout_s=config.connect_timeout_s,
             reply_timeout_s=config.reply_timeout_s,
             silence_timeout_s=config.silence_timeout_s,
+            first_byte_timeout_s=config.first_byte_timeout_s,
             reply_bytes_max=config.reply_bytes_max,
         )
         for url in settings.urls
@@ -132,6 +133,8 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
         think_tags=settings.think_tags,
         empty_output=settings.empty_output,
         continue_reasoning_only=settings.continue_reasoning_only,
+        retries_max=config.retries_max,
+        budget=settings.budget,
     )
 
 
@@ -154,5 +157,6 @@ def _turns(config: Config, telemetry: Telemetry, stored: Responses, preparation:
             first_event_wait_s=config.first_event_wait_s,
             keep_alive_interval_s=config.keep_alive_interval_s,
             detached_run_max_s=config.detached_run_max_s,
+            turn_max_s=config.turn_max_s,
         ),
     )

@@ -311,6 +311,20 @@ def upstream_too_slow() -> ApiError:
     return ApiError(504, "The model server did not answer in time.", type="server_error")
 
 
+def above_budget(param: str, limit: int) -> ApiError:
+    message = f"'{param}' is larger than this server lets a request ask for, which is {limit}."
+    return ApiError(400, message, param=param, code="integer_above_max_value")
+
+
+def context_too_long(limit: str, param: str) -> ApiError:
+    message = f"History and input together are longer than this server sends, which is {limit}."
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def turn_too_slow(limit_s: float) -> ApiError:
+    return ApiError(504, f"The turn took longer than {limit_s:g} seconds.", type="server_error")
+
+
 def no_output(reason: str) -> ApiError:
     return ApiError(502, reason, type="server_error")
 

@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             lambda: _announce(config, web.url_of(listener), telemetry),
             web.lifespan(app),
             end_turns,
+            drain_max_s=config.drain_max_s,
         )
     telemetry.info("stopped")
     return 0

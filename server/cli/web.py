@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -86,11 +87,13 @@ def run(
     announce: Callable[[], None],
     opened: contextlib.AbstractAsyncContextManager[None] | None = None,
     end_requests: Callable[[], Awaitable[None]] | None = None,
+    *,
+    drain_max_s: float = GRACE_S,
 ) -> None:
     """Serve the application, within `opened`, until SIGINT or SIGTERM.
 
-    Then requests have GRACE_S to end by themselves, before `end_requests` ends those that are still open. `announce` is
-    called once requests are answered. Raises what `opened` raises.
+    Then requests have `drain_max_s` to end by themselves, before `end_requests` ends those that are still open.
+    `announce` is called once requests are answered. Raises what `opened` raises.
     """
     config = uvicorn.Config(
         app,
@@ -100,7 +103,7 @@ def run(
         lifespan="off",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S + ENDING_S,
+        timeout_graceful_shutdown=math.ceil(drain_max_s) + ENDING_S,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -108,7 +111,7 @@ def run(
     )
     # Once all is closed uvicorn raises the signal that ended it again.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, opened or contextlib.nullcontext(), announce, end_requests).run(sockets=[listener])
+        _Server(config, opened or contextlib.nullcontext(), announce, end_requests, drain_max_s).run(sockets=[listener])
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -160,9 +163,11 @@ class _Server(uvicorn.Server):
         opened: contextlib.AbstractAsyncContextManager[None],
         announce: Callable[[], None],
         end_requests: Callable[[], Awaitable[None]] | None,
+        drain_max_s: float,
     ) -> None:
         super().__init__(config)
         self._end_requests = end_requests
+        self._drain_max_s = drain_max_s
         self._opened = opened
         self._announce = announce
 
@@ -181,6 +186,6 @@ class _Server(uvicorn.Server):
         await self._closing.aclose()
 
     async def _end_late_requests(self) -> None:
-        await asyncio.sleep(GRACE_S)
+        await asyncio.sleep(self._drain_max_s)
         if self._end_requests is not None:
             await self._end_requests()

@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from server.config.checks import ConfigError, api_key, base_url, check_address, has_gaps, held
-from server.config.upstreams import UpstreamSettings, short_form, upstreams_of
+from server.config.upstreams import Defaults, UpstreamSettings, short_form, upstreams_of
+from server.protocol.budget import Budget
 from server.telemetry import scrubbed_urls
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Limit = Annotated[int, msgspec.Meta(ge=0)]
 
 _MEBIBYTE: Final = 1 << 20
 
@@ -88,6 +90,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for an upstream's whole JSON reply."""
     silence_timeout_s: Seconds = 600
     """Wait for the next byte of an upstream's stream."""
+    first_byte_timeout_s: Seconds = 600
+    """Wait for the head of an upstream's stream."""
+    turn_max_s: Seconds = 3600
+    """How long a turn may take, its rounds and retries together, before it fails."""
+    retries_max: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
+    """How often an upstream that was not reached, or asked to wait a moment, is asked again."""
+    drain_max_s: Seconds = 5
+    """How long turns in flight may go on when the server is told to stop."""
     first_event_wait_s: Seconds = 5
     """Wait for the first event behind the upstream's headers before our own first events go out."""
     keep_alive_interval_s: Seconds = 10
@@ -99,6 +109,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long a turn may go on without its client before it is cancelled."""
     encrypted_only: Literal["refuse", "omit"] = "refuse"
     """Reasoning of which the upstream can read nothing: a 400, or left out of what the upstream gets."""
+
+    output_tokens: Limit = 0
+    """How many tokens of output are asked for where a request says nothing; 0 for what the upstream takes."""
+    output_tokens_max: Limit = 0
+    """The most `max_output_tokens` that a request may ask for."""
+    total_tokens_max: Limit = 0
+    """What the rounds of one response may cost in tokens before there is no other."""
+    history_items_max: Limit = 0
+    """The most items that history and input may have together."""
+    history_bytes_max: Limit = 0
+    """The most bytes that history and input may have together."""
 
     lease_s: Seconds = 30
     """How long a turn's claim on its conversation outlives its process; a living turn renews it."""
@@ -163,14 +184,15 @@ def load(arguments: Mapping[str, object], environment: Mapping[str, str]) -> Con
 def _upstreams(
     values: Mapping[str, Any], tables: object, environment: Mapping[str, str]
 ) -> tuple[UpstreamSettings, ...]:
-    encrypted_only = values.get("encrypted_only", "refuse")
+    limits = {name: values[name] for name in Budget.__struct_fields__ if name in values}
+    defaults = Defaults(encrypted_only=values.get("encrypted_only", "refuse"), budget=Budget(**limits))
     if tables is None:
         url = values.get("upstream")
-        return () if url is None else (short_form(url, values.get("upstream_api_key"), encrypted_only),)
+        return () if url is None else (short_form(url, values.get("upstream_api_key"), defaults),)
     for name in ("upstream", "upstream_api_key"):
         if values.get(name) is not None:
             raise ConfigError(f"{name} and [[upstreams]] are both given; give one")
-    return upstreams_of(tables, environment, encrypted_only)
+    return upstreams_of(tables, environment, defaults)
 
 
 def _shown(name: str, value: object) -> object:

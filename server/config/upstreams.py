@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from server.config.checks import ConfigError, api_key, base_url, held
+from server.protocol.budget import Budget
 from server.protocol.profile import PRESETS, STRICT, STRICT_CHAT, VLLM, Profile
 from server.telemetry import scrubbed_urls
 
@@ -32,6 +33,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     think_tags: Literal["keep", "split"] = "keep"
     empty_output: Literal["keep", "fail"] = "keep"
     continue_reasoning_only: int = 0
+    budget: Budget = Budget()
 
     @property
     def has_credentials(self) -> bool:
@@ -58,26 +60,34 @@ class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     think_tags: Literal["keep", "split"] = "keep"
     empty_output: Literal["keep", "fail"] = "keep"
     continue_reasoning_only: Annotated[int, msgspec.Meta(ge=0, le=10)] = 0
+    budget: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
 
-def short_form(url: str, key: str | None, encrypted_only: EncryptedOnly) -> UpstreamSettings:
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for every upstream whose table says nothing else."""
+
+    encrypted_only: EncryptedOnly
+    budget: Budget
+
+
+def short_form(url: str, key: str | None, defaults: Defaults) -> UpstreamSettings:
     """The upstream that `upstream` gives: a vLLM that serves every model."""
-    profile = msgspec.structs.replace(VLLM, encrypted_only=encrypted_only)
     return UpstreamSettings(
-        name=SHORT_FORM_NAME, urls=(url,), profile=profile, models=("*",), api_key=key, is_default=True
+        name=SHORT_FORM_NAME,
+        urls=(url,),
+        profile=msgspec.structs.replace(VLLM, encrypted_only=defaults.encrypted_only),
+        models=("*",),
+        api_key=key,
+        is_default=True,
+        budget=defaults.budget,
     )
 
 
-def upstreams_of(
-    tables: object, environment: Mapping[str, str], encrypted_only: EncryptedOnly
-) -> tuple[UpstreamSettings, ...]:
-    """The upstreams of `[[upstreams]]`; raises ConfigError.
-
-    `encrypted_only` holds where a profile says nothing else.
-    """
+def upstreams_of(tables: object, environment: Mapping[str, str], defaults: Defaults) -> tuple[UpstreamSettings, ...]:
+    """The upstreams of `[[upstreams]]`; raises ConfigError."""
     if not isinstance(tables, list) or not tables:
         raise ConfigError("upstreams must be tables, each begun by [[upstreams]]")
-    found = tuple(_upstream(f"upstreams[{n}]", table, environment, encrypted_only) for n, table in enumerate(tables))
+    found = tuple(_upstream(f"upstreams[{n}]", table, environment, defaults) for n, table in enumerate(tables))
     _refuse_repeated("the name", (upstream.name for upstream in found))
     _refuse_repeated("the model", (model for upstream in found for model in upstream.models))
     if sum(upstream.is_default for upstream in found) > 1:
@@ -85,9 +95,7 @@ def upstreams_of(
     return found
 
 
-def _upstream(
-    spelled: str, table: object, environment: Mapping[str, str], encrypted_only: EncryptedOnly
-) -> UpstreamSettings:
+def _upstream(spelled: str, table: object, environment: Mapping[str, str], defaults: Defaults) -> UpstreamSettings:
     entry = _entry(spelled, table)
     if not entry.name.isprintable() or not entry.name or "/" in entry.name:
         raise ConfigError(f"{spelled}.name must be printable text without a slash")
@@ -101,13 +109,14 @@ def _upstream(
     return UpstreamSettings(
         name=entry.name,
         urls=tuple(base_url(f"{spelled}.urls[{number}]", url) for number, url in enumerate(entry.urls)),
-        profile=_profile(f"{spelled}.profile", entry, encrypted_only),
+        profile=_profile(f"{spelled}.profile", entry, defaults.encrypted_only),
         models=tuple(entry.models),
         api_key=_key(spelled, entry, environment),
         is_default=entry.default,
         think_tags=entry.think_tags,
         empty_output=entry.empty_output,
         continue_reasoning_only=entry.continue_reasoning_only,
+        budget=_budget(f"{spelled}.budget", entry, defaults.budget),
     )
 
 
@@ -140,6 +149,11 @@ def _profile(spelled: str, entry: _Entry, encrypted_only: EncryptedOnly) -> Prof
         return msgspec.convert(members, Profile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{spelled} cannot be used: {error}") from None
+
+
+def _budget(spelled: str, entry: _Entry, default: Budget) -> Budget:
+    _refuse_unknown(spelled, entry.budget, Budget.__struct_fields__)
+    return msgspec.structs.replace(default, **entry.budget)
 
 
 def _key(spelled: str, entry: _Entry, environment: Mapping[str, str]) -> str | None:

@@ -11,6 +11,7 @@ from server import errors
 from server.engine.aside import aside
 from server.engine.history import Histories, Origin
 from server.protocol import ids, raw
+from server.protocol.budget import kept_within
 from server.protocol.context import Context, whole
 from server.protocol.items import Input, Item, parse_input
 from server.protocol.replay import Decision, replay
@@ -104,6 +105,7 @@ def _prepared(basis: _Basis) -> Prepared:
     request, upstream = basis.request, basis.upstream
     context = whole(basis.history, basis.given)
     history_param = "previous_response_id" if request.conversation_id is None else "conversation"
+    sent = kept_within(request, context, upstream.budget, history_param)
     decisions = replay(context, upstream.profile, history_param, upstream.issuer(request.model))
     if all(decision.copy is None for decision in decisions):
         raise errors.nothing_to_answer()
@@ -113,7 +115,7 @@ def _prepared(basis: _Basis) -> Prepared:
         upstream=upstream,
         context=context,
         decisions=decisions,
-        body=upstream.dialect.render(request, basis.response_id, decisions, upstream.profile),
+        body=upstream.dialect.render(sent, basis.response_id, decisions, upstream.profile),
     )
 
 

@@ -6,6 +6,7 @@ spends no tokens unasked: without settings there is one round, and a turn is wha
 
 from collections.abc import Callable, Sequence
 
+from server.protocol import usage
 from server.protocol.assemble import Outcome
 from server.protocol.items import Item
 from server.protocol.visible import is_empty, is_reasoning_only
@@ -28,15 +29,21 @@ class Rounds:
         """The request of the next round, None where there is none."""
         if outcome is None or outcome.status != "completed" or not is_reasoning_only(outcome.items):
             return None
-        if self._left == 0 or self._body_after is None:
+        if self._left == 0 or self._body_after is None or self._is_spent(outcome):
             return None
         self._left -= 1
         return self._body_after(outcome.items)
+
+    def _is_spent(self, outcome: Outcome) -> bool:
+        """Whether the rounds so far have cost what a response may cost."""
+        limit, costs = self._upstream.budget.total_tokens_max, usage.read(outcome.body)
+        return bool(limit) and costs is not None and costs.input_tokens + costs.output_tokens >= limit
 
     def reason_to_fail(self, outcome: Outcome) -> str | None:
         """Why a turn that its upstream calls completed is none."""
         if outcome.status != "completed":
             return None
         if self._upstream.continue_reasoning_only and is_reasoning_only(outcome.items):
-            return NO_VISIBLE_OUTPUT
+            limit = self._upstream.budget.total_tokens_max
+            return NO_VISIBLE_OUTPUT + (f" Its {limit} tokens are used up." if self._is_spent(outcome) else "")
         return EMPTY_OUTPUT if self._upstream.empty_output == "fail" and is_empty(outcome.items) else None

@@ -37,6 +37,8 @@ class Run:
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._cancelling: asyncio.TimerHandle | None = None
+        self._limiting: asyncio.TimerHandle | None = None
+        self.is_out_of_time = False
         self._is_closing = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -55,6 +57,14 @@ class Run:
 
     def cancel_after(self, delay_s: float) -> None:
         self._cancelling = self._loop.call_later(delay_s, self.cancel)
+
+    def limit(self, duration_s: float) -> None:
+        """Cancel it when it takes longer than this, whoever follows it."""
+        self._limiting = self._loop.call_later(duration_s, self._run_out_of_time)
+
+    def _run_out_of_time(self) -> None:
+        self.is_out_of_time = True
+        self.cancel()
 
     def close(self) -> None:
         """The turn is made, or refused, and is about to be stored or let go: from here on it can't be cancelled."""
@@ -77,8 +87,9 @@ class Run:
 
     def end(self, error: ApiError | None = None) -> None:
         """There is no more to come; `error` is the whole answer where nothing was sent."""
-        if self._cancelling is not None:
-            self._cancelling.cancel()
+        for timer in (self._cancelling, self._limiting):
+            if timer is not None:
+                timer.cancel()
         self._has_ended = True
         self._end.set()
         self._error = error

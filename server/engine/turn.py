@@ -37,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     first_event_wait_s: float
     keep_alive_interval_s: float
     detached_run_max_s: float
+    turn_max_s: float
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,7 @@ class Turns:
         )
         if turn.origin.claim is not None:
             turn.origin.claim.on_lost = run.cancel
+        run.limit(self._limits.turn_max_s)
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
@@ -184,7 +186,7 @@ class Turns:
                 taken_ids = turn.taken_ids | {item.public_id for item in outcome.items}
                 outcome = joined(outcome, await self._answered(turn, body, taken_ids))
         except asyncio.CancelledError:
-            if failure := self._reason_to_fail(turn):
+            if failure := self._reason_to_fail(turn, run):
                 raise failure from None
             outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
         run.close()
@@ -214,7 +216,7 @@ class Turns:
                 assembler.go_on(self._reader(turn))
                 await self._read(turn, run, assembler, body)
         except asyncio.CancelledError:
-            if failure := self._reason_to_fail(turn):
+            if failure := self._reason_to_fail(turn, run):
                 assembler.end(failure.message)
             assembler.cancel()
         except Exception as error:
@@ -250,8 +252,10 @@ class Turns:
                     if assembler.outcome is not None:
                         return
 
-    def _reason_to_fail(self, turn: Turn) -> ApiError | None:
+    def _reason_to_fail(self, turn: Turn, run: Run) -> ApiError | None:
         """Why a turn was cancelled, if it was not its client who left."""
+        if run.is_out_of_time:
+            return errors.turn_too_slow(self._limits.turn_max_s)
         if self._is_stopping:
             return errors.stopping()
         return errors.lease_lost() if turn.origin.is_lost else None

@@ -7,6 +7,7 @@ refuses one.
 import asyncio
 import contextlib
 import hashlib
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, TypeVar
@@ -14,6 +15,7 @@ from typing import Literal, TypeVar
 from server import errors
 from server.errors import ApiError, UpstreamUnreachable
 from server.protocol import models, raw
+from server.protocol.budget import Budget
 from server.protocol.dialect import DIALECTS, Dialect, Reader
 from server.protocol.profile import Profile
 from server.protocol.request import Request
@@ -22,6 +24,12 @@ from server.upstream.client import Passed, Reply, UpstreamClient
 
 DEAD_S = 5
 """How long a replica that could not be reached comes last: others need not wait for it as well."""
+
+NO_LIMITS = Budget()
+
+RETRY_S = 0.2
+RETRY_AFTER_MAX_S = 2
+"""A retry waits about RETRY_S, the next twice as long. Who asks for more than RETRY_AFTER_MAX_S is not asked again."""
 
 Reached = TypeVar("Reached")
 
@@ -40,6 +48,8 @@ class Upstream:
         think_tags: Literal["keep", "split"] = "keep",
         empty_output: Literal["keep", "fail"] = "keep",
         continue_reasoning_only: int = 0,
+        retries_max: int = 0,
+        budget: Budget = NO_LIMITS,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -49,6 +59,8 @@ class Upstream:
         self.think_tags = think_tags
         self.empty_output = empty_output
         self.continue_reasoning_only = continue_reasoning_only
+        self.budget = budget
+        self._retries_max = retries_max
         self._replicas = replicas
         self._dead_until_s: dict[UpstreamClient, float] = {}
         self._now_s = now_s
@@ -95,7 +107,7 @@ class Upstream:
 
     async def listed(self) -> list[bytes]:
         """The models that the upstream lists; raises ApiError."""
-        body = await self._reached("", lambda client: client.models())
+        body = await self._reached("", lambda client: client.models(), retries_max=0)
         try:
             return models.listed(body, self.name)
         except raw.Malformed:
@@ -105,17 +117,35 @@ class Upstream:
         for client in self._replicas:
             await client.close()
 
-    async def _reached(self, chain: str, attempt: Callable[[UpstreamClient], Awaitable[Reached]]) -> Reached:
-        """What the first replica says that can be reached: nothing was sent to those before it."""
-        unreached: UpstreamUnreachable | None = None
-        for client in self._in_order(chain):
-            try:
-                return await attempt(client)
-            except UpstreamUnreachable as error:
-                self._dead_until_s[client] = self._now_s() + DEAD_S
-                unreached = error
-        assert unreached is not None, "an upstream has at least one replica"
-        raise unreached
+    async def _reached(
+        self,
+        chain: str,
+        attempt: Callable[[UpstreamClient], Awaitable[Reached]],
+        retries_max: int | None = None,
+    ) -> Reached:
+        """What the first replica says that takes the request, each asked once and then a few times again.
+
+        Only where none can have begun to generate: it was not reached, or said itself to come back in a moment.
+        """
+        retries_max = self._retries_max if retries_max is None else retries_max
+        for retry in range(retries_max + 1):
+            refused: ApiError | None = None
+            for client in self._in_order(chain):
+                try:
+                    return await attempt(client)
+                except UpstreamUnreachable as error:
+                    self._dead_until_s[client] = self._now_s() + DEAD_S
+                    refused = error
+                except ApiError as error:
+                    if _wait_s(error) is None:
+                        raise
+                    refused = error
+            assert refused is not None, "an upstream has at least one replica"
+            if retry == retries_max:
+                raise refused
+            # Not all at the same moment, who were refused at the same one.
+            await asyncio.sleep((_wait_s(refused) or 0) + RETRY_S * 2**retry * random.uniform(0.5, 1.5))  # noqa: S311
+        raise AssertionError("unreachable: the last retry returns or raises")
 
     def _in_order(self, chain: str) -> Sequence[UpstreamClient]:
         """The replicas as this chain tries them, those thought dead last. A chain keeps its order when others leave."""
@@ -127,6 +157,13 @@ class Upstream:
             return is_dead, hashlib.sha256(f"{chain} {client.base_url}".encode()).digest()
 
         return sorted(self._replicas, key=weight)
+
+
+def _wait_s(error: ApiError) -> int | None:
+    """How long an upstream that is busy asks to wait, None where it does not, or too long."""
+    after = error.retry_after
+    is_moment = error.status == 503 and after is not None and after.isdigit() and int(after) <= RETRY_AFTER_MAX_S
+    return int(after) if after is not None and is_moment else None
 
 
 class Upstreams:

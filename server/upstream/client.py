@@ -67,6 +67,7 @@ class UpstreamClient:
         connect_timeout_s: float,
         reply_timeout_s: float,
         silence_timeout_s: float,
+        first_byte_timeout_s: float,
         reply_bytes_max: int,
         transport: Callable[[], httpx.AsyncBaseTransport] = default_transport,
     ) -> None:
@@ -75,6 +76,7 @@ class UpstreamClient:
         self._connect_timeout_s = connect_timeout_s
         self._reply_timeout_s = reply_timeout_s
         self._silence_timeout_s = silence_timeout_s
+        self._first_byte_timeout_s = first_byte_timeout_s
         self._reply_bytes_max = reply_bytes_max
         self._transport = transport()
 
@@ -118,7 +120,7 @@ class UpstreamClient:
             yield Passed(response.status_code, response.headers.get("content-type", ""), chunks)
 
     @contextlib.asynccontextmanager
-    async def _in_time(self, timeout_s: float) -> AsyncIterator[None]:
+    async def _in_time(self, timeout_s: float | None) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(timeout_s):
                 yield
@@ -157,8 +159,10 @@ class UpstreamClient:
             stream=_Body(body) if body else None,
             extensions={"timeout": timeout.as_dict()},
         )
-        with _translated():
-            response = await self._transport.handle_async_request(request)
+        is_stream = silence_timeout_s is not None
+        async with self._in_time(self._first_byte_timeout_s if is_stream else None):
+            with _translated():
+                response = await self._transport.handle_async_request(request)
         try:
             yield response
         finally:

@@ -148,3 +148,23 @@ async def test_a_turn_of_nothing(emptied_database_url: str, stream: bool, policy
             assert (status, response["error"]["type"]) == (502, "server_error")
         if policy == "fail" and stream:
             assert response["error"]["code"] == "server_error"
+
+
+@both_modes
+async def test_what_a_response_may_cost_ends_its_rounds(emptied_database_url: str, stream: bool) -> None:
+    text = tables(continue_reasoning_only=5) + "\nbudget = {total_tokens_max = 30, output_tokens = 20}\n"
+    async with running(emptied_database_url, [thought("Hm.", stream)], upstreams=text) as application:
+        _, response = await asked(application, stream)
+        # Each round costs 15.
+        assert len(application.mock.posts) == 2
+        assert application.sent()["max_output_tokens"] == 20
+        assert response["error"]["message"].endswith("Its 30 tokens are used up.")
+
+
+async def test_a_history_that_is_too_long_is_refused_before_anything_is_sent(emptied_database_url: str) -> None:
+    async with running(emptied_database_url, history_items_max=2) as application:
+        first = await application.turn(input="a")
+        status, response = await asked(application, False, previous_response_id=first["id"])
+        error = response["error"]
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "previous_response_id")
+        assert len(application.mock.posts) == 1

@@ -28,6 +28,7 @@ async def answering(reply: bytes) -> AsyncIterator[tuple[UpstreamClient, list[by
         connect_timeout_s=5,
         reply_timeout_s=5,
         silence_timeout_s=5,
+        first_byte_timeout_s=5,
         reply_bytes_max=1_000,
     )
     try:

@@ -18,9 +18,12 @@ class Client:
         self.base_url = base_url
         self.is_down = False
         self.tried = 0
+        self.refusals: list[ApiError] = []
 
     async def create(self, path: str, body: bytes, model: str) -> bytes:
         self.tried += 1
+        if self.refusals:
+            raise self.refusals.pop()
         if self.is_down:
             raise errors.upstream_unreachable()
         return self.base_url.encode()
@@ -98,3 +101,42 @@ async def test_when_all_are_dead_that_is_said() -> None:
     with pytest.raises(ApiError) as refused:
         await upstream(*clients).create(b"", "m", "resp_1")
     assert (refused.value.status, [client.tried for client in clients]) == (503, [1, 1])
+
+
+def busy(status: int = 503, after: str | None = "0") -> ApiError:
+    return errors.upstream_refused(status, "busy", retry_after=after)
+
+
+async def test_an_upstream_that_asks_to_wait_a_moment_is_asked_again() -> None:
+    client = Client("a")
+    client.refusals = [busy(), busy()]
+    assert await upstream(client, retries_max=2).create(b"", "m", "resp_1") == b"a"
+    assert client.tried == 3
+
+
+async def test_another_replica_is_asked_first() -> None:
+    clients = [Client("a"), Client("b")]
+    for client in clients:
+        client.refusals = [busy()]
+    await upstream(*clients, retries_max=1).create(b"", "m", "resp_1")
+    assert sorted(client.tried for client in clients) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [busy(503, None), busy(503, "60"), busy(503, "soon"), busy(429, "0"), busy(400), errors.upstream_broken("x")],
+)
+async def test_what_may_have_begun_or_is_no_moment_is_told_at_once(refusal: ApiError) -> None:
+    client = Client("a")
+    client.refusals = [refusal]
+    with pytest.raises(ApiError) as refused:
+        await upstream(client, retries_max=2).create(b"", "m", "resp_1")
+    assert (refused.value, client.tried) == (refusal, 1)
+
+
+async def test_retries_have_an_end() -> None:
+    client = Client("a")
+    client.is_down = True
+    with pytest.raises(ApiError) as refused:
+        await upstream(client, retries_max=2).create(b"", "m", "resp_1")
+    assert (refused.value.status, client.tried) == (503, 3)
