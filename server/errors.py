@@ -198,12 +198,12 @@ def listed_item_not_found(item_id: str) -> ApiError:
     return ApiError(404, f"Item with id '{item_id}' not found.")
 
 
-def item_not_found(item_id: str) -> ApiError:
+def item_not_found(item_id: str, param: str) -> ApiError:
     message = (
         f"Item with id '{item_id}' not found. Items are not persisted when `store` is set to false. Try again with "
-        "`store` set to true, or remove this item from your input."
+        f"`store` set to true, or remove this item from your {param}."
     )
-    return ApiError(404, message, param="input")
+    return ApiError(404, message, param=param)
 
 
 def cursor_not_found(item_id: str) -> ApiError:

@@ -34,7 +34,7 @@ class ConversationEdits:
 
     async def create(self, tenant_id: int, body: bytes) -> Conversation:
         asked = await aside(len(body), parse_new_conversation, body, self._json_depth_max)
-        given = await self._histories.resolved(tenant_id, asked.items)
+        given = await self._histories.resolved(tenant_id, asked.items, "items")
         made = Conversation(public_id=ids.new_conversation_id(), metadata=asked.metadata, created_at=self._now())
         await self._conversations.add(tenant_id, made, given.items)
         return made
@@ -53,7 +53,7 @@ class ConversationEdits:
     async def add_items(self, tenant_id: int, conversation_id: str, body: bytes) -> list[Item]:
         """The items as they were added, in order."""
         asked = await aside(len(body), parse_new_items, body, self._json_depth_max)
-        given = await self._histories.resolved(tenant_id, asked)
+        given = await self._histories.resolved(tenant_id, asked, "items")
         _found(await self._conversations.add_items(tenant_id, conversation_id, given.items) or None, conversation_id)
         return given.items
 

@@ -76,13 +76,16 @@ class Histories:
         lease, history = taken
         return Origin(claim=Claim(self._leases, lease, self._telemetry)), history.turns
 
-    async def resolved(self, tenant_id: int, parsed: Input) -> Input:
-        """The input with each reference replaced by the stored item that it means; raises ApiError 404."""
+    async def resolved(self, tenant_id: int, parsed: Input, param: str = "input") -> Input:
+        """The input with each reference replaced by the stored item that it means.
+
+        Raises ApiError 404 that names `param`, the member of the request that holds the references.
+        """
         references = parsed.references()
         if not references:
             return parsed
         found = await self._responses.referenced(tenant_id, references)
         for item_id in references:
             if item_id not in found:
-                raise errors.item_not_found(item_id)
+                raise errors.item_not_found(item_id, param)
         return parsed.resolved(found)

@@ -83,6 +83,10 @@ def parse_object(body: bytes, depth_max: int) -> raw.Object:
     """A body as a JSON object whose members come once each; raises ApiError 400."""
     try:
         raw.check(body, depth_max)
+        if body.strip() and not body.lstrip().startswith(b"{"):
+            # Whether it is JSON at all is told first.
+            raw.decode(body)
+            raise errors.malformed_json(f"it must be an object, and is {raw.kind(body.strip())}")
         cut = raw.Object(body)
     except raw.Malformed as malformed:
         raise errors.malformed_json(str(malformed)) from None

@@ -35,14 +35,14 @@ def error_of(answer: httpx.Response) -> tuple[int, Any, Any, str]:
     return answer.status_code, error["param"], error["code"], error["message"]
 
 
-def not_found(item_id: str) -> tuple[int, Any, Any, str]:
+def not_found(item_id: str, param: str = "input") -> tuple[int, Any, Any, str]:
     """contract api.md 4.2, in its words."""
     return (
         404,
-        "input",
+        param,
         None,
         f"Item with id '{item_id}' not found. Items are not persisted when `store` is set to false. Try again with "
-        "`store` set to true, or remove this item from your input.",
+        f"`store` set to true, or remove this item from your {param}.",
     )
 
 
@@ -198,7 +198,8 @@ async def test_a_conversation_may_be_made_and_extended_by_reference(application:
     await application.turn(input=[], conversation=conversation_id)
     assert [item.get("id") for item in application.sent()["input"]] == ["msg_q", "msg_x", "msg_up"]
     for url in (path, "/v1/conversations"):
-        assert error_of(await application.http.post(url, json={"items": [{"id": "msg_none"}]})) == not_found("msg_none")
+        refused = await application.http.post(url, json={"items": [{"id": "msg_none"}]})
+        assert error_of(refused) == not_found("msg_none", "items")
 
 
 # --- what is stored
