@@ -300,3 +300,16 @@ def test_there_are_recordings_to_test() -> None:
     assert len(BODIES) > 150
     assert len(OTHER_BODIES) > 80
     assert len(twins()) > 70
+
+
+@pytest.mark.parametrize("capture", STREAMS)
+def test_a_recorded_stream_that_is_cut_behind_any_event_has_failed_with_what_was_done(capture: Capture) -> None:
+    """As of an engine that dies: what was finished by then is kept, and the client is told (contract vllm.md 0.5)."""
+    frames = [frame + b"\n\n" for frame in frames_of(capture.received)]
+    names = [data_of(frame)["type"] for frame in frames]
+    for count in range(1, len(frames)):
+        stream, outcome = assembled([b"".join(frames[:count])])
+        assert_grammar(stream)
+        is_ended = names[count - 1] in ("response.completed", "response.incomplete")
+        assert is_ended or outcome.status == "failed"
+        assert len(outcome.items) == names[:count].count("response.output_item.done")

@@ -16,6 +16,7 @@ from server.protocol import raw
 from server.protocol.assemble import Assembler, Outcome, assemble_body
 from server.protocol.chat.reply import response_usage
 from server.protocol.dialect import DIALECTS, Reader
+from server.protocol.items import Item
 from server.protocol.profile import CHAT_VLLM, STRICT_CHAT, Profile
 from server.protocol.request import parse
 from server.protocol.response import ResponseObject
@@ -474,3 +475,23 @@ def test_only_the_first_choice_is_read() -> None:
 def test_a_body_that_is_no_completion_is_refused(body: bytes) -> None:
     with pytest.raises(raw.Malformed):
         reader(STRICT_CHAT).whole(body)
+
+
+@pytest.mark.parametrize("capture", RECORDED_STREAMS, ids=lambda capture: capture.name)
+def test_a_recorded_stream_that_is_cut_behind_any_chunk_has_what_came(capture: Capture) -> None:
+    """Whatever it had said by then is kept, the last of it as incomplete; behind a reason to finish it has ended."""
+    frames = [frame + b"\n\n" for frame in capture.received.split(b"\n\n")[:-1]]
+    expected = "".join(map(said_in, streamed(frames).outcome.items))
+    for count in range(1, len(frames)):
+        turn = streamed(frames[:count])
+        has_finished = any(b'"finish_reason":"' in frame for frame in frames[:count])
+        assert turn.outcome.status == ("completed" if has_finished else "failed")
+        assert expected.startswith("".join(map(said_in, turn.outcome.items)))
+        statuses = [json.loads(item.body)["status"] for item in turn.outcome.items]
+        assert statuses[:-1] == ["completed"] * len(statuses[:-1])
+        assert statuses[-1:] == ([] if not statuses else ["completed" if has_finished else "incomplete"])
+
+
+def said_in(item: Item) -> str:
+    body = json.loads(item.body)
+    return body["arguments"] if "arguments" in body else text_of(body)
