@@ -1,4 +1,8 @@
-"""A database whose answers get lost: a turn that was stored is not told as failed, and so is not asked for again."""
+"""A database that is cut off, or slow, at each step of a turn.
+
+Nothing that was acknowledged is lost, and nothing lost is acknowledged. A turn that was stored is not told as failed,
+and so is not asked for again.
+"""
 
 import asyncio
 import contextlib
@@ -13,24 +17,34 @@ from tests.postgres import connected
 
 
 class Gate:
-    """A way to the database that can lose what it answers, with the connection."""
+    """A way to the database that can lose what is asked or answered, with the connection, or hold it up for a while."""
 
     def __init__(self) -> None:
-        self.loses = 0
+        self.loses_questions = 0
+        self.loses_answers = 0
         self.lost = 0
+        self.is_open = asyncio.Event()
+        self.is_open.set()
 
     async def pass_on(
         self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter], *, answers: bool
     ) -> None:
         while data := await reader.read(65_536):
-            if answers and self.loses > 0:
-                self.loses -= 1
-                self.lost += 1
+            await self.is_open.wait()
+            if self._loses(answers=answers):
                 break
             writers[0].write(data)
             await writers[0].drain()
         for writer in writers:
             writer.close()
+
+    def _loses(self, *, answers: bool) -> bool:
+        name = "loses_answers" if answers else "loses_questions"
+        left = getattr(self, name)
+        if left > 0:
+            setattr(self, name, left - 1)
+            self.lost += 1
+        return bool(left)
 
 
 async def to_database(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -88,7 +102,7 @@ async def test_a_turn_that_was_stored_is_told_as_what_it_was(
             where = {"conversation": conversation_id} if in_conversation else {"previous_response_id": first["id"]}
             asking = asyncio.create_task(application.post({"model": "m", "input": "2", "stream": stream, **where}))
             await until(lambda: len(application.mock.posts) == 2)
-            gate.loses = 1
+            gate.loses_answers = 1
         answer = await asking
         assert gate.lost == 1
         told = events_of(answer.content)[-1]["response"] if stream else answer.json()
@@ -120,3 +134,79 @@ async def test_a_turn_that_was_not_stored_is_told_as_failed(emptied_database_url
         else:
             assert answer.status_code >= 500
     assert (await stored_rows(emptied_database_url)).get("responses", []) == []
+
+
+@both_modes
+async def test_a_turn_whose_history_can_not_be_read_is_refused_and_costs_nothing(
+    emptied_database_url: str, stream: bool
+) -> None:
+    replies = [reply(message("a"), stream=False), reply(message("b"), stream=stream)]
+    async with gated(emptied_database_url) as (gate, url), running(url, replies, pool_size=1) as application:
+        first = await application.turn(input="1")
+        body = {"model": "m", "input": "2", "stream": stream, "previous_response_id": first["id"]}
+        gate.loses_questions = 1
+        answer = await application.post(body)
+        assert (answer.status_code, answer.json()["error"]["type"], gate.lost) == (503, "server_error", 1)
+        assert len(application.mock.posts) == 1
+        again = await application.post(body)
+        told = events_of(again.content)[-1]["response"] if stream else again.json()
+        assert (again.status_code, told["status"]) == (200, "completed")
+
+
+@both_modes
+async def test_a_turn_that_never_reached_the_database_is_told_as_failed(
+    emptied_database_url: str, stream: bool
+) -> None:
+    replies = [
+        reply(message("a"), stream=False),
+        reply(message("b"), stream=stream),
+        reply(message("c"), stream=False),
+    ]
+    async with gated(emptied_database_url) as (gate, url), running(url, replies, pool_size=1) as application:
+        first = await application.turn(input="1")
+        body = {"model": "m", "input": "2", "stream": stream, "previous_response_id": first["id"]}
+        with application.upstream_held():
+            asking = asyncio.create_task(application.post(body))
+            await until(lambda: len(application.mock.posts) == 2)
+            gate.loses_questions = 1
+        answer = await asking
+        assert gate.lost == 1
+        if stream:
+            told = events_of(answer.content)[-1]["response"]
+            assert (answer.status_code, told["status"]) == (200, "failed")
+            assert (await application.http.get(f"/v1/responses/{told['id']}")).status_code == 404
+        else:
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        assert len((await stored_rows(emptied_database_url))["responses"]) == 1
+        assert (await application.turn(input="3", previous_response_id=first["id"]))["status"] == "completed"
+
+
+@both_modes
+async def test_a_slow_database_is_waited_for(emptied_database_url: str, stream: bool) -> None:
+    async with (
+        gated(emptied_database_url) as (gate, url),
+        running(url, [reply(message("a"), stream=stream)], pool_size=1) as application,
+    ):
+        with application.upstream_held():
+            asking = asyncio.create_task(application.post({"model": "m", "input": "1", "stream": stream}))
+            await until(lambda: len(application.mock.posts) == 1)
+            gate.is_open.clear()
+        await asyncio.sleep(0.5)
+        assert not asking.done()
+        gate.is_open.set()
+        answer = await asking
+        told = events_of(answer.content)[-1]["response"] if stream else answer.json()
+        assert told["status"] == "completed"
+        assert (await application.http.get(f"/v1/responses/{told['id']}")).json() == told
+
+
+async def test_connections_and_runs_return_to_their_level(emptied_database_url: str) -> None:
+    async with gated(emptied_database_url) as (gate, url), running(url, pool_size=4) as application:
+        for number in range(12):
+            gate.loses_questions, gate.loses_answers = number % 2, number % 3 == 0
+            await asyncio.gather(
+                *(application.post({"model": "m", "input": "x", "stream": number % 2 == 0}) for number in range(4))
+            )
+        gate.loses_questions = gate.loses_answers = 0
+        await until(lambda: application.database.engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
+        assert (await application.turn(input="x"))["status"] == "completed"
