@@ -166,7 +166,7 @@ class Assembler:
 
     def _take_opening(self, event: StreamEvent) -> None:
         """The event that is due next, preceded by one that the upstream left out; any other is dropped."""
-        upstream = _object(events.opened(event).get("response"))
+        upstream = events.opened(event).object("response")
         if upstream is not None and (costs := upstream.get("usage")) is not None:
             self._costs = raw.Object(raw.render({"usage": costs}))
         if event.type not in self._opening:
@@ -181,11 +181,11 @@ class Assembler:
         cut = events.opened(event)
         error = cut.get("error")
         if event.type or error is not None:
-            told = self._response.told(_object(error) or cut)
+            told = self._response.told(cut.object("error") or cut)
             self.fail(told["message"], told["code"])
 
     def _take_added(self, event: StreamEvent) -> None:
-        cut = _object(events.opened(event).get("item"))
+        cut = events.opened(event).object("item")
         if cut is None:
             return
         sent_id = cut.string("id")
@@ -196,7 +196,7 @@ class Assembler:
         self._pass_item(event, item, self._output.as_item(item, cut), is_done=False)
 
     def _take_done(self, event: StreamEvent) -> None:
-        cut = _object(events.opened(event).get("item"))
+        cut = events.opened(event).object("item")
         if cut is None:
             return
         sent_id = cut.string("id")
@@ -239,14 +239,14 @@ class Assembler:
         if cut.get("error") is not None:
             self._take_error(event)
         else:
-            self._pass(event, {"response": self._started_as(None)} if _object(cut.get("response")) else {})
+            self._pass(event, {"response": self._started_as(None)} if cut.object("response") else {})
 
     def _take_terminal(self, event: StreamEvent) -> None:
-        upstream = _object(events.opened(event).get("response")) or raw.Object(b"{}")
+        upstream = events.opened(event).object("response") or raw.Object(b"{}")
         status = upstream.string("status") or ""
         if status not in events.STATUS_OF_TERMINAL.values():
             status = events.STATUS_OF_TERMINAL[event.type]
-        self._reconcile([raw.Object(text) for text in _elements(upstream.get("output")) if text.startswith(b"{")])
+        self._reconcile(upstream.objects("output"))
         if status == "cancelled":
             self.fail("The model server cancelled the response.")
         elif status != "failed" and self._output.has_open_items():
@@ -386,11 +386,3 @@ def _joined_halves(event: StreamEvent, item: OutputItem) -> dict[str, bytes]:
     if half:
         item.half_characters[text] = half
     return {} if whole == delta else {"delta": whole}
-
-
-def _object(text: bytes | None) -> raw.Object | None:
-    return raw.Object(text) if text is not None and text.startswith(b"{") else None
-
-
-def _elements(text: bytes | None) -> list[bytes]:
-    return raw.elements(text) if text is not None and text.startswith(b"[") else []

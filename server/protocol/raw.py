@@ -94,6 +94,20 @@ class Object:
         value = self.get(name)
         return decode(value) if value is not None and value.startswith(b'"') else None
 
+    def object(self, name: str) -> "Object | None":
+        """The member's value where it is an object, else None."""
+        value = self.get(name)
+        return Object(value) if value is not None and value.startswith(b"{") else None
+
+    def elements(self, name: str) -> list[bytes]:
+        """The elements of the member's value where it is an array, else none."""
+        value = self.get(name)
+        return elements(value) if value is not None and value.startswith(b"[") else []
+
+    def objects(self, name: str) -> list["Object"]:
+        """Those of its elements that are objects."""
+        return [Object(element) for element in self.elements(name) if element.startswith(b"{")]
+
     def members(self) -> Iterator[tuple[str, bytes]]:
         """Every member's name and text, nulls too, in the order they came."""
         for name, value in self._values.items():

@@ -75,13 +75,13 @@ class ThinkTags:
     def _message(self, event: StreamEvent) -> "_Message | None":
         """The message that an event is of, from its announcement on."""
         if event.type == events.ITEM_ADDED:
-            item = _object(events.opened(event).get("item"))
+            item = events.opened(event).object("item")
             item_id = item.string("id") if item is not None else None
             if item is not None and item_id and item.string("type") == "message":
                 self._messages[item_id] = _Message(item_id, (event.output_index or 0) + self._shift)
             return self._messages.get(item_id or "")
         if event.type == events.ITEM_DONE:
-            item = _object(events.opened(event).get("item"))
+            item = events.opened(event).object("item")
             return self._messages.get((item.string("id") or "") if item is not None else "")
         return self._messages.get(event.item_id or "")
 
@@ -93,7 +93,7 @@ class ThinkTags:
 
     def _terminal(self, event: StreamEvent) -> bytes:
         cut = events.opened(event)
-        response = _object(cut.get("response"))
+        response = cut.object("response")
         data = event.data if response is None else cut.spliced({"response": self._with_output(response)})
         return sse.encode(event.type.encode(), data)
 
@@ -105,7 +105,7 @@ class ThinkTags:
         return response.spliced({"output": raw.array(told)})
 
     def _split(self, element: bytes) -> Iterator[bytes]:
-        item = _object(element)
+        item = raw.Object(element) if element.startswith(b"{") else None
         text = _first_text(item) if item is not None else None
         if item is None or text is None or not text.startswith(OPEN):
             yield element
@@ -217,7 +217,7 @@ class _Message:
             yield self._placed(event, {"text": raw.literal(_behind_thinking(self._text(event, "text")))})
             return
         name = "part" if event.type == events.PART_DONE else "item"
-        inner = _object(cut.get(name)) or raw.Object(b"{}")
+        inner = cut.object(name) or raw.Object(b"{}")
         text = inner.string("text") if name == "part" else _first_text(inner)
         if text is None or not text.startswith(OPEN):
             yield self._placed(event)
@@ -253,7 +253,7 @@ class _Message:
 def _whole_text(event: StreamEvent) -> str:
     """The text that an event ends, be it that of a text, a part or an item."""
     cut = events.opened(event)
-    part, item = _object(cut.get("part")), _object(cut.get("item"))
+    part, item = cut.object("part"), cut.object("item")
     if item is not None:
         return _first_text(item) or ""
     return (part.string("text") if part is not None else cut.string("text")) or ""
@@ -265,11 +265,8 @@ def _behind_thinking(text: str) -> str:
 
 def _first_text(item: raw.Object) -> str | None:
     """The text of the first part of a message."""
-    content = item.get("content")
-    if item.string("type") != "message" or content is None or not content.startswith(b"["):
-        return None
-    part = next((_object(part) for part in raw.elements(content)), None)
-    return part.string("text") if part is not None else None
+    parts = item.objects("content") if item.string("type") == "message" else []
+    return parts[0].string("text") if parts else None
 
 
 def _with_first_text(item: raw.Object, text: str) -> bytes:
@@ -286,7 +283,3 @@ def _reasoning(item_id: str, text: str | None, status: str | None) -> bytes:
     members = {"id": raw.literal(item_id), "type": b'"reasoning"', "summary": b"[]"}
     content = raw.array([] if text is None else [_part(text)])
     return raw.render({**members, "content": content, "status": raw.literal(status or "completed")})
-
-
-def _object(text: bytes | None) -> raw.Object | None:
-    return raw.Object(text) if text is not None and text.startswith(b"{") else None

@@ -56,7 +56,7 @@ def _text(prefix: str, name: str, text: bytes | None, members_of_done: dict[str,
 
 
 def _parts(cut: raw.Object, member: str) -> Iterator[Told]:
-    for number, part in enumerate(_objects(cut.get(member))):
+    for number, part in enumerate(cut.objects(member)):
         index = {"content_index": raw.literal(number)}
         tell = _PART_TELLERS.get(part.string("type") or "")
         yield events.PART_ADDED, index | {"part": _emptied(part)}
@@ -91,18 +91,12 @@ def _tell_reasoning_text(part: raw.Object) -> Iterator[Told]:
 
 
 def _summary(cut: raw.Object) -> Iterator[Told]:
-    for number, part in enumerate(_objects(cut.get("summary"))):
+    for number, part in enumerate(cut.objects("summary")):
         index = {"summary_index": raw.literal(number)}
         yield "response.reasoning_summary_part.added", index | {"part": _emptied(part)}
         for name, members in _text("response.reasoning_summary_text", "text", part.get("text"), {}):
             yield name, index | members
         yield "response.reasoning_summary_part.done", index | {"part": part.text}
-
-
-def _objects(array: bytes | None) -> list[raw.Object]:
-    if array is None or not array.startswith(b"["):
-        return []
-    return [raw.Object(element) for element in raw.elements(array) if element.startswith(b"{")]
 
 
 _TELLERS: dict[str, Callable[[raw.Object], tuple[dict[str, bytes], Iterator[Told]]]] = {

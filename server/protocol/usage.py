@@ -23,10 +23,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(response: raw.Object) -> Usage | None:
     """The usage in a response object, None where it tells none."""
-    usage = _object(response.get("usage"))
+    usage = response.object("usage")
     if usage is None:
         return None
-    of_input, of_output = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
+    of_input, of_output = usage.object("input_tokens_details"), usage.object("output_tokens_details")
     return Usage(
         input_tokens=_count(usage, "input_tokens"),
         cached_tokens=_count(of_input, "cached_tokens"),
@@ -37,14 +37,14 @@ def read(response: raw.Object) -> Usage | None:
 
 def total(*responses: raw.Object) -> bytes | None:
     """The usage of several rounds as one, every count added up; None where none of them tells any."""
-    told = [usage for response in responses if (usage := _object(response.get("usage"))) is not None]
+    told = [usage for response in responses if (usage := response.object("usage")) is not None]
     return _sum(told) if told else None
 
 
 def _sum(usages: Sequence[raw.Object]) -> bytes:
     members: dict[str, bytes] = {}
     for name in dict.fromkeys(name for usage in usages for name, _ in usage.members()):
-        details = [found for usage in usages if (found := _object(usage.get(name))) is not None]
+        details = [found for usage in usages if (found := usage.object(name)) is not None]
         members[name] = _sum(details) if details else raw.literal(sum(_count(usage, name) for usage in usages))
     return raw.render(members)
 
@@ -53,7 +53,3 @@ def _count(cut: raw.Object | None, name: str) -> int:
     value = cut.get(name) if cut is not None else None
     is_count = value is not None and value.isdigit() and len(value) <= _COUNT_DIGITS_MAX
     return int(value) if value is not None and is_count else 0
-
-
-def _object(value: bytes | None) -> raw.Object | None:
-    return raw.Object(value) if value is not None and value.startswith(b"{") else None

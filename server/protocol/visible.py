@@ -22,8 +22,8 @@ def is_empty(items: Sequence[Item]) -> bool:
 def _is_visible(item: Item) -> bool:
     if item.type != "message":
         return item.type != "reasoning"
-    content = raw.Object(item.body).get("content")
-    if content is None or not content.startswith(b"["):
-        return content is not None and bool(str(raw.decode(content)).strip())
-    parts = [raw.Object(part) for part in raw.elements(content) if part.startswith(b"{")]
+    body = raw.Object(item.body)
+    if (body.string("content") or "").strip():
+        return True
+    parts = body.objects("content")
     return any(part.get("refusal") is not None or (part.string("text") or "").strip() for part in parts)

@@ -205,3 +205,15 @@ def test_hostile_strings_cost_no_more_than_their_length() -> None:
 )
 def test_null_members_are_left_out_and_null_elements_stay(text: bytes, without: bytes) -> None:
     assert raw.without_null_members(text) == without
+
+
+def test_members_are_taken_for_what_they_are_or_not_at_all() -> None:
+    cut = raw.Object(b'{"o":{"a":1},"l":[{"b":2},3,[4]],"s":"x","n":null}')
+    nested = cut.object("o")
+    assert nested is not None
+    assert nested.text == b'{"a":1}'
+    assert cut.elements("l") == [b'{"b":2}', b"3", b"[4]"]
+    assert [one.text for one in cut.objects("l")] == [b'{"b":2}']
+    for name in ("s", "n", "none"):
+        assert (cut.object(name), cut.elements(name), cut.objects(name)) == (None, [], [])
+    assert (cut.object("l"), cut.elements("o")) == (None, [])

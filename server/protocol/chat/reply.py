@@ -53,7 +53,7 @@ class ChatReply:
         raw.check(body, events.DEPTH_MAX)
         reply = raw.Object(body)
         choice = _first_choice(reply)
-        message = _object(choice.get("message")) if choice is not None else None
+        message = choice.object("message") if choice is not None else None
         if choice is None or message is None:
             raise raw.Malformed("it is not a chat completion")
         self._take_chunk(reply, choice, _numbered(message))
@@ -80,7 +80,7 @@ class ChatReply:
                 self._fail(error if error.startswith(b"{") else raw.render({"message": error}))
                 return
             choice = _first_choice(chunk)
-            delta = _object(choice.get("delta")) or _object(choice.get("message")) if choice is not None else None
+            delta = choice.object("delta") or choice.object("message") if choice is not None else None
             self._take_chunk(chunk, choice, delta)
         except raw.Malformed:
             # It is handed on as it came, to be judged like any other event that can't be read.
@@ -91,7 +91,7 @@ class ChatReply:
 
     def _take_chunk(self, chunk: raw.Object, choice: raw.Object | None, delta: raw.Object | None) -> None:
         self._begin(chunk)
-        if (usage := _object(chunk.get("usage"))) is not None:
+        if (usage := chunk.object("usage")) is not None:
             self._usage = response_usage(usage)
         if choice is None:
             return
@@ -113,7 +113,7 @@ class ChatReply:
 
     def _take_reasoning(self, delta: raw.Object, _: raw.Object) -> None:
         text, field = _reasoning_of(delta)
-        details = [raw.Object(one) for one in _array(delta.get("reasoning_details")) if one.startswith(b"{")]
+        details = delta.objects("reasoning_details")
         if text is None and not details:
             return
         if text is None:
@@ -126,14 +126,14 @@ class ChatReply:
         item.add_details(details)
 
     def _take_content(self, delta: raw.Object, choice: raw.Object) -> None:
-        given = _array((_object(choice.get("logprobs")) or raw.Object(b"{}")).get("content"))
-        logprobs = [_logprob(raw.Object(one)) for one in given if one.startswith(b"{")]
-        for text in _content_texts(delta.get("content")):
+        given = choice.object("logprobs")
+        logprobs = [_logprob(one) for one in given.objects("content")] if given is not None else []
+        for text in _content_texts(delta):
             self._message(delta).say("output_text", text, logprobs)
             logprobs = []
         if (refusal := _text(delta.get("refusal"))) is not None:
             self._message(delta).say("refusal", refusal, [])
-        annotations = [_flat(raw.Object(one)) for one in _array(delta.get("annotations")) if one.startswith(b"{")]
+        annotations = [_flat(one) for one in delta.objects("annotations")]
         if annotations:
             self._message(delta).annotate(annotations)
 
@@ -146,11 +146,10 @@ class ChatReply:
         return self._opens(lambda index: Message(index, self._write, phase))
 
     def _take_calls(self, delta: raw.Object, _: raw.Object) -> None:
-        for call in _array(delta.get("tool_calls")):
-            if call.startswith(b"{"):
-                self._take_call(raw.Object(call))
+        for call in delta.objects("tool_calls"):
+            self._take_call(call)
         # What came before there were several calls.
-        if (function := _object(delta.get("function_call"))) is not None:
+        if (function := delta.object("function_call")) is not None:
             self._take_call(raw.Object(raw.render({"index": b"0", "function": function.text})))
 
     def _take_call(self, delta: raw.Object) -> None:
@@ -257,7 +256,7 @@ def response_usage(usage: raw.Object) -> bytes:
     """The usage of a chat completion under the names of the Responses API; what is not a count is left out."""
     members = {ours: count for ours, theirs in _TOKENS.items() if (count := _count(usage.get(theirs))) is not None}
     for ours, (theirs, name) in _TOKEN_DETAILS.items():
-        details = _object(usage.get(theirs))
+        details = usage.object(theirs)
         count = _count(details.get(name)) if details is not None else None
         if count is not None:
             members[ours] = raw.render({name: count})
@@ -269,17 +268,13 @@ def _count(value: bytes | None) -> bytes | None:
 
 
 def _first_choice(reply: raw.Object) -> raw.Object | None:
-    choices = [raw.Object(one) for one in _array(reply.get("choices")) if one.startswith(b"{")]
+    choices = reply.objects("choices")
     return next((choice for choice in choices if choice.get("index") in (None, b"0")), None)
 
 
 def _numbered(message: raw.Object) -> raw.Object:
     """A whole message as a delta, in which each call is one of its own."""
-    calls = [
-        raw.Object(call).spliced({"index": raw.literal(number)})
-        for number, call in enumerate(_array(message.get("tool_calls")))
-        if call.startswith(b"{")
-    ]
+    calls = [call.spliced({"index": raw.literal(number)}) for number, call in enumerate(message.objects("tool_calls"))]
     return raw.Object(message.spliced({"tool_calls": raw.array(calls)})) if calls else message
 
 
@@ -296,17 +291,16 @@ def _reasoning_of(delta: raw.Object) -> tuple[bytes | None, str | None]:
     return texts[0], next(iter(found)) if is_one else None
 
 
-def _content_texts(content: bytes | None) -> list[bytes]:
+def _content_texts(delta: raw.Object) -> list[bytes]:
     """The texts of a content, which some servers send in parts."""
-    if content is None or content.startswith(b'"'):
-        return [content] if content is not None and _text(content) is not None else []
-    parts = [raw.Object(part) for part in _array(content) if part.startswith(b"{")]
-    return [text for part in parts if (text := _text(part.get("text"))) is not None]
+    whole = _text(delta.get("content"))
+    parts = [_text(part.get("text")) for part in delta.objects("content")]
+    return [text for text in (whole, *parts) if text is not None]
 
 
 def _logprob(logprob: raw.Object) -> bytes:
     """A token's logprob; here its `bytes` and its alternatives may not be null."""
-    alternatives = [raw.Object(one) for one in _array(logprob.get("top_logprobs")) if one.startswith(b"{")]
+    alternatives = logprob.objects("top_logprobs")
     full = {"top_logprobs": raw.array([_with_bytes(one, {}) for one in alternatives])}
     return _with_bytes(logprob, full)
 
@@ -317,7 +311,7 @@ def _with_bytes(logprob: raw.Object, changes: dict[str, bytes]) -> bytes:
 
 def _flat(annotation: raw.Object) -> bytes:
     """An annotation whose members lie under its type there, and beside it here."""
-    inner = _object(annotation.get(annotation.string("type") or ""))
+    inner = annotation.object(annotation.string("type") or "")
     if inner is None:
         return annotation.text
     return raw.render({"type": annotation.get("type") or raw.NULL, **dict(inner.members())})
@@ -325,11 +319,3 @@ def _flat(annotation: raw.Object) -> bytes:
 
 def _text(value: bytes | None) -> bytes | None:
     return value if value is not None and value.startswith(b'"') and value != b'""' else None
-
-
-def _object(value: bytes | None) -> raw.Object | None:
-    return raw.Object(value) if value is not None and value.startswith(b"{") else None
-
-
-def _array(value: bytes | None) -> list[bytes]:
-    return raw.elements(value) if value is not None and value.startswith(b"[") else []
