@@ -16,6 +16,7 @@ _CREDENTIAL = re.compile(
     r"|(?:api[-_ ]?key(?: provided)?|token|password)[\"']?\s*[:=]\s*[\"']?)[\w.~+/=-]{6,}"
 )
 _USER_OF_A_URL = re.compile(r"://[^\s/@]+@")
+_OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
 _VALIDATION_LIST = re.compile(r"\b\d+ validation errors?\b")
 
 
@@ -268,6 +269,11 @@ def fit_to_tell(message: object, api_key: str | None = None) -> str | None:
     if api_key:
         line = line.replace(api_key, "***")
     return _CREDENTIAL.sub(r"\1***", _USER_OF_A_URL.sub("://***@", line))[:MESSAGE_LENGTH_MAX]
+
+
+def tells_overflow(message: object) -> bool:
+    """Whether an upstream's words say that history and input are too long for its model (contract vllm.md 5)."""
+    return isinstance(message, str) and _OVERFLOW.search(message) is not None
 
 
 def model_not_found(model: str) -> ApiError:

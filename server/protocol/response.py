@@ -112,8 +112,9 @@ class ResponseObject:
 
     def told(self, error: raw.Object) -> dict[str, str]:
         """Code and message of an upstream's error, as far as they are a client's to read; some send the words alone."""
-        message = self._fit_to_tell(error.string("message") or error.string("error"))
-        return {"code": error.string("code") or "", "message": message or _NO_WORDS}
+        words = error.string("message") or error.string("error")
+        code = "context_length_exceeded" if errors.tells_overflow(words) else error.string("code") or ""
+        return {"code": code, "message": self._fit_to_tell(words) or _NO_WORDS}
 
     def _members(self, upstream: raw.Object | None, outcome: Mapping[str, bytes]) -> dict[str, bytes]:
         if self._created_at is None:

@@ -16,7 +16,6 @@ REFUSAL_BYTES_MAX = 65_536
 
 _KEPT = frozenset({400, 408, 409, 413, 422, 429, 503})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
-_OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
 _RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}")
 _UNION_MEMBER = re.compile(r"\.[A-Z].*")
 _LOCATION = re.compile(r"'loc': '([\w.\[\]]+)'")
@@ -94,8 +93,7 @@ def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: s
 def _is_overflow(told: Mapping[str, Any]) -> bool:
     if told.get("code") == "context_length_exceeded" or told.get("param") == "input_tokens":
         return True
-    message = told.get("message")
-    return isinstance(message, str) and _OVERFLOW.search(message) is not None
+    return errors.tells_overflow(told.get("message"))
 
 
 def _code(status: int) -> str | None:

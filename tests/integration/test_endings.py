@@ -155,3 +155,18 @@ async def test_a_turn_that_ends(emptied_database_url: str, stream: bool, dialect
             said = sent["messages"] if dialect == "chat" else sent["input"]
             turns = [one for one in said if one.get("role") == "user"]
             assert len(turns) == (2 if wanted == "failed" else 3)
+
+
+@pytest.mark.parametrize("dialect", ["responses", "chat"])
+async def test_a_context_that_an_upstream_finds_too_long_within_a_stream_is_named(
+    emptied_database_url: str, dialect: str
+) -> None:
+    words = "This model's maximum context length is 2048 tokens. However, you requested 3000 tokens."
+    error = json.dumps({"error": {"message": words, "code": 400}})
+    begun = _broken("cut", True, (reply(message("Hi."), stream=True).sse_chunks or [])[:2], b"")
+    frames = (begun.sse_chunks or []) if dialect == "responses" else []
+    named = "event: error\n" if dialect == "responses" else ""
+    replies = [Reply(sse_chunks=[*frames, f"{named}data: {error}\n\n"])]
+    async with running(emptied_database_url, replies, upstreams=UPSTREAMS) as application:
+        status, told = await asked(application, True, model=dialect)
+    assert (status, told["status"], told["error"]["code"]) == (200, "failed", "context_length_exceeded")
