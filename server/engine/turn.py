@@ -21,7 +21,7 @@ from server.errors import ApiError
 from server.protocol import raw, sse, usage
 from server.protocol.assemble import Assembler, Outcome, assemble_body, joined
 from server.protocol.dialect import Reader
-from server.protocol.items import Item
+from server.protocol.items import Item, accepted_by
 from server.protocol.request import MEMBERS, Request
 from server.protocol.response import ResponseObject
 from server.store.responses import NewResponse, Responses
@@ -282,7 +282,11 @@ class Turns:
         ended_at = self._now()
         if turn.request.store:
             claim = turn.origin.claim
-            is_appended = claim is not None and outcome.status in ("completed", "incomplete")
+            is_accepted = outcome.status in ("completed", "incomplete")
+            is_appended = claim is not None and is_accepted
+            input_items = turn.input_items
+            if is_accepted and turn.upstream.profile.reasoning == "opaque":
+                input_items = accepted_by(input_items, turn.issuer)
             await self._responses.add(
                 NewResponse(
                     tenant_id=turn.tenant_id,
@@ -296,7 +300,7 @@ class Turns:
                     created_at=turn.began_at,
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
-                    items=[*turn.input_items, *outcome.items],
+                    items=[*input_items, *outcome.items],
                     ended_at=ended_at,
                     usage=usage.read(outcome.body),
                 )

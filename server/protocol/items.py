@@ -4,7 +4,7 @@ What lives here opens an item to learn what must be known of it (type, ids) and 
 it came and never written again. A type that nobody knows is an item like any other (contract api.md 7).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -94,6 +94,18 @@ def from_upstream(body: bytes, public_id: str, issuer: str, fidelity: bytes | No
         fidelity=fidelity,
         issuer=issuer,
     )
+
+
+def accepted_by(items: Sequence[Item], issuer: str) -> list[Item]:
+    """The items, of which the sealed ones of unknown issuer are this one's: it has read them (DESIGN 6)."""
+    return [
+        msgspec.structs.replace(item, issuer=issuer) if item.issuer is None and _is_sealed(item) else item
+        for item in items
+    ]
+
+
+def _is_sealed(item: Item) -> bool:
+    return raw.Object(item.body).get("encrypted_content") not in (None, b'""')
 
 
 def _spoken(text: bytes) -> Item:

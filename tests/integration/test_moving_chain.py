@@ -192,3 +192,20 @@ async def test_sealed_state_goes_back_to_its_issuer_only(emptied_database_url: s
             assert (answer.status_code, error["code"]) == (400, "encrypted_reasoning_not_supported")
             assert (error["param"], "rs_1" in error["message"]) == ("previous_response_id", True)
         assert len(application.mock.posts) == 2
+
+
+async def test_who_accepts_sealed_state_of_unknown_issuer_is_its_issuer(emptied_database_url: str) -> None:
+    """As stateless clients send it inline: Codex, LangChain, the AI SDK and Pydantic AI (contract clients.md 16)."""
+    sealed = {"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "SEALED"}
+    given = [item("0"), sealed, {"type": "message", "role": "assistant", "content": "a"}, item("1")]
+    replies = [reply(message("One.", id="msg_1"), stream=False)]
+    async with running(emptied_database_url, replies, upstreams=UPSTREAMS) as application:
+        first = await application.turn(model="on-openai", input=given)
+        assert application.sent()["input"][1] == sealed
+    [row] = [row for row in (await stored_rows(emptied_database_url))["items"] if row["type"] == "reasoning"]
+    assert row["issuer"] == "openai"
+    async with running(
+        emptied_database_url, replies, upstreams=UPSTREAMS.replace('"openai"', '"second"', 1)
+    ) as application:
+        answer = await application.post({"model": "on-openai", "input": "2", "previous_response_id": first["id"]})
+        assert answer.json()["error"]["code"] == "encrypted_reasoning_not_supported"

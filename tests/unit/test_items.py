@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.errors import ApiError
 from server.protocol import raw
-from server.protocol.items import Input, Item, from_upstream, parse_input
+from server.protocol.items import Input, Item, accepted_by, from_upstream, parse_input
 from tests.harness import cases
 
 
@@ -448,3 +448,12 @@ def test_an_upstreams_item_is_never_refused(text: str, item_type: str, call_id: 
     assert from_upstream(text.encode(), "msg_1", "gpu-1") == Item(
         body=text.encode(), public_id="msg_1", type=item_type, call_id=call_id, is_output=True, issuer="gpu-1"
     )
+
+
+def test_only_what_is_sealed_and_nobodys_becomes_its_readers() -> None:
+    def sealed(issuer: str | None, encrypted: str) -> Item:
+        body = b'{"type":"reasoning","encrypted_content":' + encrypted.encode() + b"}"
+        return Item(body=body, public_id="rs_1", type="reasoning", issuer=issuer)
+
+    items = [sealed(None, '"E"'), sealed("other", '"E"'), sealed(None, "null"), sealed(None, '""')]
+    assert [item.issuer for item in accepted_by(items, "up")] == ["up", "other", None, None]
