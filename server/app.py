@@ -76,12 +76,15 @@ def _lifespan(
             histories = Histories(stored, conversations, Leases(database, config.lease_s), telemetry)
             preparation = Preparation(stored, histories, upstreams, config.json_depth_max)
             turns = _turns(config, telemetry, stored, preparation)
+            idempotency = _idempotency(config, telemetry, turns, database)
+            # Behind the turns, whose ends it waits for.
+            opened.push_async_callback(idempotency.close)
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
-                "idempotency": _idempotency(config, telemetry, turns, database),
+                "idempotency": idempotency,
                 "json_depth_max": config.json_depth_max,
                 "preparation": preparation,
                 "responses": stored,

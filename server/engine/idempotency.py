@@ -35,6 +35,10 @@ class Idempotency:
         self._wait_max_s = wait_max_s
         self._endings: set[asyncio.Task[None]] = set()
 
+    async def close(self) -> None:
+        """Wait until the keys of turns that have ended are given back; no turn may be in flight any more."""
+        await asyncio.gather(*self._endings, return_exceptions=True)
+
     async def begin(self, tenant_id: int, body: bytes, key: str) -> Run:
         """The run that answers this request, a new one or one that tells what there is already.
 

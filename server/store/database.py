@@ -55,6 +55,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -93,6 +94,9 @@ class Database:
 
         Raises `errors.store_unavailable` and ConstraintViolated.
         """
+        if self._is_closed:
+            # The pool would open a connection anew, which nobody closes.
+            raise errors.store_unavailable()
         with _faults():
             async with self.engine.connect() as connection:
                 result = await connection.execute(statement, parameters)
@@ -107,7 +111,8 @@ class Database:
         return True
 
     async def close(self) -> None:
-        """Close all connections. A statement that still runs keeps its own until it ends."""
+        """Close all connections, and take no statement any more. One that still runs keeps its own until it ends."""
+        self._is_closed = True
         await self.engine.dispose()
 
 

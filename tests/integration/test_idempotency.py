@@ -151,3 +151,13 @@ async def test_the_official_client_may_send_one(application: Application) -> Non
     first = await application.client.responses.create(model="m", input="a", extra_headers=headers)
     again = await application.client.responses.create(model="m", input="a", extra_headers=headers)
     assert (first.id, first.output) == (again.id, again.output)
+
+
+async def test_a_server_that_stops_has_given_back_its_keys(emptied_database_url: str) -> None:
+    """What is left undone then would ask for a connection to a database that is closed."""
+    async with running(emptied_database_url, [Reply(hang=True)], lease_s=60) as application:
+        asking = asyncio.create_task(asked(application))
+        await until(lambda: len(application.mock.posts) == 1)
+        await application.end_turns()
+        assert (await asking).status_code == 503
+    assert "idempotency_keys" not in await stored_rows(emptied_database_url)
