@@ -18,10 +18,7 @@ class Reader(Protocol):
     """One reply in the form of the Responses API: a stream by `feed` and `end`, or one body by `whole`."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """The server-sent events that these bytes of the upstream complete.
-
-        Raises sse.EventTooLarge.
-        """
+        """The server-sent events that these bytes of the upstream complete."""
         ...
 
     def end(self) -> bytes:

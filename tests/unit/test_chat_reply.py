@@ -288,6 +288,31 @@ def test_a_payload_alone_is_an_item_without_text() -> None:
     assert turn.fidelities[0] == {"reasoning_details": [detail]}
 
 
+def test_payloads_without_an_index_stay_apart() -> None:
+    """Each is judged by its issuer for itself: one that went missing would spoil the rest."""
+    signed = [{"type": "reasoning.text", "text": text, "signature": f"S{text}"} for text in "ab"]
+    sealed = [{"type": "reasoning.encrypted", "data": data} for data in ("E", "F")]
+    turn = whole({"reasoning": "ab", "reasoning_details": [*signed, *sealed], "content": "d"})
+    assert turn.items == [thought("ab"), message("d")]
+    assert turn.fidelities == [{"reasoning_field": "reasoning", "reasoning_details": [*signed, *sealed]}, None]
+
+
+def test_texts_that_only_details_tell_are_all_told() -> None:
+    details = [{"type": "reasoning.text", "text": text, "index": index} for index, text in enumerate("ab")]
+    assert whole({"reasoning_details": details, "content": "d"}).items == [thought("ab"), message("d")]
+
+
+def test_a_detail_without_text_waits_for_it_in_one_item() -> None:
+    head = {"type": "reasoning.text", "text": "", "index": 0, "format": "f"}
+    pieces = [
+        {"reasoning": "", "reasoning_details": [head]},
+        {"reasoning": "a", "reasoning_details": [{"type": "reasoning.text", "text": "a", "index": 0}]},
+    ]
+    turn = told(pieces)
+    assert turn.items == [thought("a")]
+    assert turn.fidelities == [{"reasoning_field": "reasoning", "reasoning_details": [head | {"text": "a"}]}]
+
+
 # --- calls
 
 
@@ -332,6 +357,45 @@ def test_one_index_for_all_calls() -> None:
 
 def test_an_id_and_a_name_with_every_piece() -> None:
     assert calls(piece(0, "c1", "a", "{"), piece(0, "c1", "a", "}")) == [call("c1", "a")]
+
+
+def test_an_id_of_its_own_for_every_piece_is_the_first_ones() -> None:
+    assert calls(piece(0, "c1", "a", '{"x"'), piece(0, "c2", None, ":1"), piece(0, "c3", None, "}")) == [
+        call("c1", "a", '{"x":1}')
+    ]
+
+
+def test_an_id_that_comes_behind_the_name_is_the_calls() -> None:
+    assert calls(piece(0, None, "a", ""), piece(0, "c", None, "{}")) == [call("c", "a")]
+
+
+def test_an_index_that_comes_behind_the_name_is_the_only_calls() -> None:
+    assert calls(piece("absent", "c", "a", ""), piece(0, None, None, "{}")) == [call("c", "a")]
+
+
+def test_an_index_that_no_call_has_is_none_of_several() -> None:
+    pieces = [piece(0, "c1", "a", "{"), piece(1, "c2", "b", "{"), piece(2, None, None, "}")]
+    assert told([{"tool_calls": [one]} for one in pieces], "tool_calls").outcome.status == "failed"
+
+
+def test_a_name_with_every_piece_and_nothing_else() -> None:
+    [found] = calls(piece(None, None, "a", '{"x"'), piece(None, None, "a", ":1}"))
+    assert (found["name"], found["arguments"]) == ("a", '{"x":1}')
+
+
+def test_one_index_without_ids_for_two_calls() -> None:
+    found = calls(piece(0, None, "a", "{}"), piece(0, None, "b", ""), piece(0, None, None, '{"y":1}'))
+    assert [(one["name"], one["arguments"]) for one in found] == [("a", "{}"), ("b", '{"y":1}')]
+
+
+def test_a_name_that_is_told_again_behind_the_arguments_begins_nothing() -> None:
+    assert calls(piece(0, "c", "a", "{}"), piece(0, "c", "a", "")) == [call("c", "a")]
+
+
+def test_arguments_that_are_an_object_are_its_text() -> None:
+    one = piece(0, "c", "a", {"city": "Paris"})
+    assert calls(one) == [call("c", "a", '{"city": "Paris"}')]
+    assert whole({"content": None, "tool_calls": [one]}).items == [call("c", "a", '{"city": "Paris"}')]
 
 
 def test_calls_without_ids_get_their_own() -> None:
@@ -398,6 +462,35 @@ def test_text_and_calls_of_a_whole_message() -> None:
     assert turn.fidelities[0] == {"reasoning_field": "reasoning_content"}
 
 
+def cut_up(data: st.DataObject, text: str) -> list[str]:
+    """The text in pieces, some of them empty."""
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[start:end] for start, end in itertools.pairwise([0, *places, len(text)])]
+
+
+@given(st.data())
+def test_a_stream_and_a_body_of_one_reply_are_equal(data: st.DataObject) -> None:
+    field = data.draw(st.sampled_from(["reasoning", "reasoning_content"]))
+    thinking, answer = data.draw(st.text(max_size=20)), data.draw(st.text(max_size=20))
+    inputs = data.draw(st.lists(st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), max_size=3))
+    arguments = [json.dumps(value) for value in inputs]
+    deltas: list[dict[str, Any]] = [{field: text} for text in cut_up(data, thinking)]
+    deltas += [{"content": text} for text in cut_up(data, answer)]
+    for number, text in enumerate(arguments):
+        deltas.append({"tool_calls": [piece(number, f"c{number}", "a", "")]})
+        deltas += [{"tool_calls": [piece(number, arguments=cut)]} for cut in cut_up(data, text)]
+    body = {field: thinking, "content": answer}
+    body |= {"tool_calls": [piece("absent", f"c{number}", "a", text) for number, text in enumerate(arguments)]}
+    finish = data.draw(st.sampled_from(["stop", "tool_calls", "length", "content_filter"]))
+    stream, reply = told(deltas, finish), whole(body, finish)
+    assert (stream.items, stream.fidelities) == (reply.items, reply.fidelities)
+    assert (stream.outcome.status, stream.body["usage"]) == (reply.outcome.status, reply.body["usage"])
+    expected = [call(f"c{number}", "a", text) for number, text in enumerate(arguments)]
+    assert [item | {"status": "completed"} for item in stream.items if item["type"] == "function_call"] == [
+        item | {"status": "completed"} for item in expected
+    ]
+
+
 # --- ends
 
 
@@ -448,8 +541,28 @@ def test_a_finish_for_an_error_is_a_failure() -> None:
     assert (turn.outcome.status, turn.body["error"]["code"]) == ("failed", "server_error")
 
 
+PARTIAL = b'data: {"choices":[{"index":0,"delta":{"content":"par"}}],"usage":{"prompt_tokens":7}}\n\n'
+
+
+def test_an_error_by_its_events_name_ends_it_as_failed() -> None:
+    turn = streamed([PARTIAL, b'event: error\ndata: {"message":"engine died","code":500}\n\n'])
+    assert (turn.outcome.status, turn.body["error"]["message"]) == ("failed", "engine died")
+
+
 def test_what_is_no_json_ends_the_turn() -> None:
-    assert streamed([b"data: {nope\n\n"]).body["error"]["message"] == "The model server sent an event that is not JSON."
+    turn = streamed([PARTIAL, b"data: {nope\n\n"])
+    assert turn.body["error"]["message"] == "The model server sent an event that is not JSON."
+    assert turn.items == [message("par", status="incomplete")]
+    assert turn.body["usage"]["input_tokens"] == 7
+
+
+@pytest.mark.parametrize("is_one_chunk", [True, False])
+def test_an_event_that_is_too_large_ends_the_turn_with_what_came_before(is_one_chunk: bool) -> None:
+    chunks = [PARTIAL, b"data: " + b"x" * MEGABYTE + b"\n\n"]
+    turn = streamed([b"".join(chunks)] if is_one_chunk else chunks)
+    assert turn.body["error"]["message"] == "The model server sent an event that is too large."
+    assert turn.items == [message("par", status="incomplete")]
+    assert turn.body["usage"]["input_tokens"] == 7
 
 
 def test_usage_in_every_chunk_is_the_last_ones() -> None:

@@ -106,6 +106,7 @@ def test_instructions_come_first() -> None:
             {"logprobs": True, "top_logprobs": 2},
         ),
         ({"top_logprobs": 2}, {}),
+        ({"n": 2}, {}),
         ({"include": ["reasoning.encrypted_content"]}, {}),
         ({"temperature": 0.5, "top_p": 0.1, "user": "u"}, {"temperature": 0.5, "top_p": 0.1, "user": "u"}),
         ({"metadata": {"a": "b"}, "store": False, "max_tool_calls": 2, "truncation": "auto"}, {}),
@@ -120,6 +121,8 @@ def test_members_by_their_names_there(members: dict[str, Any], spelled: dict[str
 def test_what_nobody_knows_passes_where_the_profile_lets_it() -> None:
     assert sent("hi", CHAT_VLLM, top_k=4)["top_k"] == 4
     assert "top_k" not in sent("hi", STRICT_CHAT, top_k=4)
+    # Only the first of several choices would be read.
+    assert "n" not in sent("hi", CHAT_VLLM, n=2)
 
 
 # --- tools
@@ -160,6 +163,14 @@ def test_of_a_list_of_allowed_tools_no_others_are_offered() -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}
     body = sent("hi", tools=[CUSTOM, FUNCTION], tool_choice=allowed)
     assert (body["tools"], body["tool_choice"]) == ([CHAT_FUNCTION], "required")
+
+
+def test_a_namespace_that_is_chosen_is_its_functions() -> None:
+    of_crm = [{"type": "function", "function": {"name": "crm__find"}}]
+    listed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "crm"}]}
+    for choice, spelled in ((listed, "auto"), ({"type": "namespace", "name": "crm"}, "required")):
+        body = sent("hi", tools=[FUNCTION, NAMESPACE], tool_choice=choice)
+        assert (body["tools"], body["tool_choice"]) == (of_crm, spelled)
 
 
 def test_a_choice_of_a_tool_that_is_not_there_is_refused() -> None:
@@ -278,6 +289,7 @@ def test_parts_of_a_users_message() -> None:
         {"type": "input_text", "text": "see"},
         {"type": "input_image", "image_url": "data:x", "detail": "low"},
         {"type": "input_image", "file_id": "file_1"},
+        {"type": "input_file", "file_url": "https://example.com/a.pdf"},
         {"type": "input_file", "filename": "a.pdf", "file_data": "data:y"},
     ]
     assert messages([{"role": "user", "content": content}])[0]["content"] == [

@@ -17,41 +17,63 @@ class Calls:
 
     def __init__(self) -> None:
         self.all: list[Call] = []
-        self._by_index: dict[int, Call] = {}
+        self._by_index: dict[int | None, Call] = {}
         self._by_id: dict[str, Call] = {}
 
     def find(self, delta: raw.Object) -> Call | None:
         """The call that a delta goes on with, None where it begins one.
 
-        An id that is known names its call, and one that is not begins one; then the index names it, unless the delta
-        brings a name again after arguments that are whole. Without either it is the only call, if it brings no name.
+        Its index names the call, then its id. A name begins one, or an id that nobody knows, if it has no arguments:
+        some servers send an id of its own with every piece. What names nothing goes on with the only call there is.
         Raises Unattributable.
         """
-        call_id, index = delta.string("id") or "", _index(delta)
-        by_id, by_index = self._by_id.get(call_id), self._by_index.get(index) if index is not None else None
-        if by_index is not None:
-            begins = call_id not in ("", by_index.call_id) or self._begins_anew(delta, by_index)
-            return None if begins else by_index
-        if by_id is not None and index is None:
-            return by_id
-        if index is not None or call_id or _names(delta):
+        known = self._known(delta)
+        if known is not None:
+            return None if _begins_anew(delta, known) else known
+        if _name(delta) or (delta.string("id") and arguments_of(delta) is None):
             return None
         if len(self.all) == 1:
             return self.all[0]
+        if not self.all and _index(delta) is not None:
+            return None
         raise Unattributable
 
     def add(self, call: Call, delta: raw.Object) -> None:
-        """A call that this delta begins. An id that another call has already is not its own."""
-        call_id, index = delta.string("id") or "", _index(delta)
-        if call_id and call_id not in self._by_id:
-            call.call_id = call_id
-            self._by_id[call_id] = call
+        """A call that this delta begins."""
+        index = _index(delta)
         if index is not None:
             self._by_index[index] = call
         self.all.append(call)
 
-    def _begins_anew(self, delta: raw.Object, call: Call) -> bool:
-        return _names(delta) and bool(call.arguments) and call.is_whole() and _has_arguments(delta)
+    def identify(self, call: Call, delta: raw.Object) -> None:
+        """Give a call that has no id yet the delta's. An id that another call has already is not its own."""
+        call_id = delta.string("id") or ""
+        if call_id and not call.call_id and call_id not in self._by_id:
+            call.call_id = call_id
+            self._by_id[call_id] = call
+
+    def _known(self, delta: raw.Object) -> Call | None:
+        """The call that a delta's index or id is known for, or whose name it repeats in the midst of its arguments."""
+        call_id, index, name = delta.string("id") or "", _index(delta), _name(delta)
+        if index in self._by_index:
+            return self._by_index[index]
+        if call_id in self._by_id and (index is None or not name):
+            return self._by_id[call_id]
+        last = self.all[-1] if self.all and index is None and not call_id else None
+        is_unfinished = last is not None and last.name == name and last.arguments and not last.is_whole()
+        return last if is_unfinished else None
+
+
+def arguments_of(delta: raw.Object) -> bytes | None:
+    """The arguments or the input in a delta of a call, as a string's literal; None where there are none.
+
+    Some servers send arguments as the object that their text would hold.
+    """
+    said = function_of(delta)
+    value = said.get("arguments") or said.get("input")
+    if value is not None and value.startswith(b"{"):
+        return raw.literal(value.decode())
+    return value if value is not None and value.startswith(b'"') and value != b'""' else None
 
 
 def function_of(delta: raw.Object) -> raw.Object:
@@ -63,13 +85,20 @@ def function_of(delta: raw.Object) -> raw.Object:
     return raw.Object(b"{}")
 
 
-def _names(delta: raw.Object) -> bool:
-    return bool(function_of(delta).string("name"))
+def _begins_anew(delta: raw.Object, call: Call) -> bool:
+    """Whether a delta that is placed where `call` is begins another one: by a name with another id, or by one that
+    comes when the arguments are whole and is not merely told again."""
+    name, call_id = _name(delta), delta.string("id") or ""
+    if not name:
+        return False
+    if call_id and call.call_id and call_id != call.call_id:
+        return True
+    is_more = name != call.name or arguments_of(delta) is not None
+    return is_more and bool(call.arguments) and call.is_whole()
 
 
-def _has_arguments(delta: raw.Object) -> bool:
-    said = function_of(delta)
-    return bool(said.string("arguments") or said.string("input"))
+def _name(delta: raw.Object) -> str:
+    return function_of(delta).string("name") or ""
 
 
 def _index(delta: raw.Object) -> int | None:

@@ -43,20 +43,25 @@ class _ItemOnItsWay:
 
 
 class Reasoning(_ItemOnItsWay):
-    """What a model thought. `field` is the one that carried it, None where that can't be said."""
+    """What a model thought. Its `field` is the one that carried it, None where that can't be said."""
 
     type = "reasoning"
 
-    def __init__(self, index: int, write: Write, field: str | None) -> None:
+    def __init__(self, index: int, write: Write) -> None:
         super().__init__(index, write)
-        self.field = field
-        self.is_sealed = False
+        self._field: str | None = None
+        self._is_sealed = False
         self._texts: list[bytes] = []
         self._details: list[dict[str, bytes]] = []
         self._announce({"summary": b"[]", "content": b"[]"})
 
-    def say(self, text: bytes) -> None:
+    def goes_on_with(self, text: bytes | None, field: str | None) -> bool:
+        """Whether what comes next is of this item: nothing is behind a payload, and a text has one field."""
+        return not self._is_sealed and (text is None or not self._texts or field == self._field)
+
+    def say(self, text: bytes, field: str | None) -> None:
         if not self._texts:
+            self._field = field
             self._tell(events.PART_ADDED, {"content_index": b"0", "part": b'{"type":"reasoning_text","text":""}'})
         self._texts.append(text)
         self._tell("response.reasoning_text.delta", {"content_index": b"0", "delta": text})
@@ -65,16 +70,11 @@ class Reasoning(_ItemOnItsWay):
         """Merge `reasoning_details`: pieces of one text have one index, and what they say besides comes once."""
         for detail in details:
             found = dict(detail.members())
-            last = self._details[-1] if self._details else {}
-            if not (self._details and all(found.get(key) == last.get(key) for key in ("type", "index"))):
-                self._details.append(found)
+            if self._details and _is_piece_of(found, self._details[-1]):
+                _merge(self._details[-1], found)
             else:
-                texts = [one[name] for name in ("text", "summary") for one in (last, found) if _is_text(one.get(name))]
-                name = "summary" if _is_text(found.get("summary")) or _is_text(last.get("summary")) else "text"
-                last |= {key: value for key, value in found.items() if value != raw.NULL}
-                if texts:
-                    last[name] = raw.joined(texts)
-            self.is_sealed |= any(_is_text(found.get(name)) for name in ("signature", "data"))
+                self._details.append(found)
+            self._is_sealed |= _holds_payload(found)
 
     def end(self, status: str) -> None:
         content: list[bytes] = []
@@ -88,7 +88,7 @@ class Reasoning(_ItemOnItsWay):
 
     def fidelity(self) -> bytes | None:
         details = raw.array([raw.render(detail) for detail in self._details]) if self._details else None
-        return fidelity.write(Fidelity(reasoning_field=self.field, reasoning_details=details))
+        return fidelity.write(Fidelity(reasoning_field=self._field, reasoning_details=details))
 
 
 class Message(_ItemOnItsWay):
@@ -249,6 +249,24 @@ class Call(_ItemOnItsWay):
         if namespace is not None:
             members["namespace"] = namespace
         return {**members, "input" if self._is_custom else "arguments": said}
+
+
+def _is_piece_of(found: dict[str, bytes], last: dict[str, bytes]) -> bool:
+    """Whether a detail goes on with the one before it. Behind a payload another begins, with or without an index."""
+    return not _holds_payload(last) and all(found.get(key) == last.get(key) for key in ("type", "index"))
+
+
+def _merge(last: dict[str, bytes], found: dict[str, bytes]) -> None:
+    texts = {
+        name: raw.joined([one[name] for one in (last, found) if _is_text(one.get(name))])
+        for name in ("text", "summary")
+        if _is_text(last.get(name)) or _is_text(found.get(name))
+    }
+    last |= {key: value for key, value in found.items() if value != raw.NULL} | texts
+
+
+def _holds_payload(detail: dict[str, bytes]) -> bool:
+    return any(_is_text(detail.get(name)) for name in ("signature", "data"))
 
 
 def _is_text(value: bytes | None) -> bool:

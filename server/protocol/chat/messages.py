@@ -115,7 +115,9 @@ def _part(part: raw.Object) -> bytes | None:
     if part_type == "input_file":
         names = ("file_id", "file_data", "filename")
         members = {name: value for name in names if (value := part.get(name)) is not None}
-        return raw.render({"type": b'"file"', "file": raw.render(members)})
+        # One that lies behind a URL has no name there either.
+        is_there = "file_id" in members or "file_data" in members
+        return raw.render({"type": b'"file"', "file": raw.render(members)}) if is_there else None
     text = part.get("text") or part.get("refusal")
     return raw.render({"type": b'"text"', "text": text}) if text is not None else None
 

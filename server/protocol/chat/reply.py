@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from server.protocol import events, raw, sse
-from server.protocol.chat.calls import Calls, Unattributable, function_of
+from server.protocol.chat.calls import Calls, Unattributable, arguments_of, function_of
 from server.protocol.chat.items import Call, Message, Reasoning
 
 _REASONING_FIELDS = ("reasoning", "reasoning_content")
@@ -35,8 +35,11 @@ class ChatReply:
         self._calls = Calls()
 
     def feed(self, chunk: bytes) -> bytes:
-        for frame in self._decoder.feed(chunk):
-            self._take(frame.data.strip())
+        try:
+            self._take_all(self._decoder.feed(chunk))
+        except sse.EventTooLarge as too_large:
+            self._take_all(too_large.events_before)
+            self._fail(b'{"message":"The model server sent an event that is too large."}')
         return self._written()
 
     def end(self) -> bytes:
@@ -64,8 +67,13 @@ class ChatReply:
         found = (item for item in self._items if item.public_id == item_id)
         return next((item.fidelity() for item in found), None)
 
-    def _take(self, data: bytes) -> None:
-        if self._has_ended or not data:
+    def _take_all(self, frames: list[sse.Event]) -> None:
+        for frame in frames:
+            if not self._has_ended:
+                self._take(frame.name, frame.data.strip())
+
+    def _take(self, name: bytes, data: bytes) -> None:
+        if not data:
             return
         if data == b"[DONE]":
             if self._finish_reason is not None or self._items:
@@ -74,16 +82,16 @@ class ChatReply:
         try:
             raw.check(data, events.DEPTH_MAX)
             chunk = raw.Object(data)
-            if chunk.get("error") is not None:
-                error = chunk.get("error") or raw.NULL
-                # Some tell no more than the words.
-                self._fail(error if error.startswith(b"{") else raw.render({"message": error}))
+            if (error := _error(name, chunk)) is not None:
+                self._fail(error)
                 return
             choice = _first_choice(chunk)
             delta = choice.object("delta") or choice.object("message") if choice is not None else None
             self._take_chunk(chunk, choice, delta)
         except raw.Malformed:
             # It is handed on as it came, to be judged like any other event that can't be read.
+            self._end_items("incomplete")
+            self._tell_costs()
             self._frames.append(sse.encode(b"error", data))
             self._has_ended = True
         except Unattributable:
@@ -117,12 +125,13 @@ class ChatReply:
         if text is None and not details:
             return
         if text is None:
-            text = next((found for one in details if (found := _text(one.get("text"))) is not None), None)
+            texts = [found for one in details if (found := _text(one.get("text"))) is not None]
+            text = raw.joined(texts) if texts else None
         item = self._open
-        if not isinstance(item, Reasoning) or item.is_sealed or (text is not None and item.field != field):
-            item = self._opens(lambda index: Reasoning(index, self._write, field))
+        if not isinstance(item, Reasoning) or not item.goes_on_with(text, field):
+            item = self._opens(lambda index: Reasoning(index, self._write))
         if text is not None:
-            item.say(text)
+            item.say(text, field)
         item.add_details(details)
 
     def _take_content(self, delta: raw.Object, choice: raw.Object) -> None:
@@ -160,9 +169,9 @@ class ChatReply:
             is_custom = delta.string("type") == "custom"
             call = Call(lambda: len(self._items), self._write, self._tools, is_custom=is_custom)
             self._calls.add(call, delta)
-        said = function_of(delta)
-        call.add_name(said.string("name") or "")
-        arguments = _text(said.get("arguments")) or _text(said.get("input"))
+        self._calls.identify(call, delta)
+        call.add_name(function_of(delta).string("name") or "")
+        arguments = arguments_of(delta)
         if arguments is not None:
             # Whatever began before it has its name by now.
             self._announce_calls()
@@ -198,6 +207,8 @@ class ChatReply:
 
     def _fail(self, error: bytes) -> None:
         """The upstream's own error, or one of ours; what was on its way is as far as it came, and has its price."""
+        if self._has_ended:
+            return
         self._end_items("incomplete")
         self._end("failed", error=error)
 
@@ -270,6 +281,12 @@ def _count(value: bytes | None) -> bytes | None:
 def _first_choice(reply: raw.Object) -> raw.Object | None:
     choices = reply.objects("choices")
     return next((choice for choice in choices if choice.get("index") in (None, b"0")), None)
+
+
+def _error(name: bytes, chunk: raw.Object) -> bytes | None:
+    """The error object that a chunk holds, or that it is by the event's name; some tell no more than the words."""
+    error = chunk.get("error") or (chunk.text if name == b"error" else None)
+    return error if error is None or error.startswith(b"{") else raw.render({"message": error})
 
 
 def _numbered(message: raw.Object) -> raw.Object:

@@ -13,10 +13,11 @@ from server.protocol.replay import Decision
 from server.protocol.request import Request
 from server.protocol.upstream_request import sent_members
 
-# What these ask for is spelled otherwise, or is not there. `metadata` is the server's own to keep.
+# What these ask for is spelled otherwise, or is not there. `metadata` is the server's own to keep, and of `n` choices
+# all but the first would be paid for and not read.
 _SPELLED = (
     "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens", "text",
-    "reasoning", "include", "top_logprobs", "metadata",
+    "reasoning", "include", "top_logprobs", "metadata", "n",
 )  # fmt: skip
 
 _INPUT_SCHEMA = b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
@@ -73,18 +74,24 @@ def _tools(asked: dict[str, bytes], profile: Profile) -> dict[str, bytes]:
 def _chosen(
     choice: raw.Object, tools: dict[str, raw.Object], profile: Profile
 ) -> tuple[dict[str, raw.Object], bytes | None]:
-    """The tools to offer and the choice among them. Of a list of allowed tools not every server knows: the others are
-    not offered."""
-    if choice.string("type") == "allowed_tools":
-        allowed = {raw.Object(tool).string("name") for tool in raw.elements(choice.get("tools") or b"[]")}
-        offered = {name: tool for name, tool in tools.items() if {name, tool.string("name")} & allowed}
-        return offered, choice.get("mode")
+    """The tools to offer and the choice among them. Not every server knows a list of allowed tools, and none a
+    namespace: the others are not offered."""
+    is_list = choice.string("type") == "allowed_tools"
+    if is_list or choice.string("type") == "namespace":
+        listed = choice.objects("tools") if is_list else [choice]
+        allowed = {tool.string("name") for tool in listed} - {None}
+        offered = {name: tool for name, tool in tools.items() if _names_of(name, tool) & allowed}
+        return offered, choice.get("mode") if is_list else b'"required"'
     wanted = choice.string("name")
     for name, tool in tools.items():
         if wanted in (name, tool.string("name")):
             kind = "custom" if _is_native(tool, profile) else "function"
             return tools, raw.render({"type": raw.literal(kind), kind: raw.render({"name": raw.literal(name)})})
     return tools, None
+
+
+def _names_of(name: str, tool: raw.Object) -> set[str | None]:
+    return {name, tool.string("name"), tool.string("namespace")}
 
 
 def _is_native(tool: raw.Object, profile: Profile) -> bool:
