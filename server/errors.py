@@ -56,6 +56,10 @@ class LeaseLost(ApiError):
     """A turn may not add to its conversation any more, though it may still be stored."""
 
 
+class NoOutput(ApiError):
+    """A turn that showed nothing: it is stored as failed, and its client is to try again."""
+
+
 # --- the body and its members
 
 
@@ -331,8 +335,8 @@ def turn_too_slow(limit_s: float) -> ApiError:
     return ApiError(504, f"The turn took longer than {limit_s:g} seconds.", type="server_error")
 
 
-def no_output(reason: str) -> ApiError:
-    return ApiError(502, reason, type="server_error")
+def no_output(reason: str) -> NoOutput:
+    return NoOutput(502, reason, type="server_error")
 
 
 def stopping() -> ApiError:

@@ -43,9 +43,10 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
         except ApiError as error:
             await reply.refuse_unread(error, receive)
             return
-        run = await _begin(scope, body)
-        leaving = asyncio.create_task(_watch(receive, run))
+        leaving = asyncio.create_task(_leave(receive))
         try:
+            run = await _begin(scope, body, leaving)
+            leaving.add_done_callback(lambda _: run.leave())
             await reply.follow(run)
         finally:
             leaving.cancel()
@@ -178,12 +179,12 @@ class _Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _begin(scope: Scope, body: bytes) -> Run:
+async def _begin(scope: Scope, body: bytes, leaving: "asyncio.Task[None]") -> Run:
     state = scope["litestar_app"].state
     key = dict(scope["headers"]).get(b"idempotency-key")
     if key is not None:
         idempotency: Idempotency = state.idempotency
-        return await idempotency.begin(TENANT_ID, body, key.decode("latin-1"))
+        return await idempotency.begin(TENANT_ID, body, key.decode("latin-1"), leaving)
     turns: Turns = state.turns
     return await turns.begin(TENANT_ID, body, ids.new_response_id())
 
@@ -193,10 +194,10 @@ def _is_websocket(scope: Scope) -> bool:
     return dict(scope["headers"]).get(b"upgrade", b"").lower() == b"websocket"
 
 
-async def _watch(receive: Receive, run: Run) -> None:
+async def _leave(receive: Receive) -> None:
+    """Ends when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    run.leave()
 
 
 def _response_id(request: Request[Any, Any, Any]) -> str:

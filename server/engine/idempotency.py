@@ -1,25 +1,35 @@
 """One answer to one request, however often it is sent: an idempotency key is claimed before the turn begins.
 
-Whoever sends the same again waits for the first one's end, in this process or another, and gets its response; a stream
-is told anew from what was stored. A first request that left nothing behind frees its key.
+Whoever sends the same again gets the first one's response: by following its run in this process, by waiting for its end
+in another, and afterwards told anew from what was stored. A first request that left nothing behind frees its key.
 """
 
 import asyncio
+import contextlib
 import hashlib
+from typing import NamedTuple
 
 from server import errors
 from server.engine.claim import Claim
 from server.engine.run import Run
 from server.engine.turn import Turns
+from server.errors import ApiError
 from server.protocol import ids, raw
 from server.protocol.retelling import retold
-from server.store.idempotency import IdempotencyKeys, KeyClaim
+from server.store.idempotency import IdempotencyKeys, KeyClaim, KnownKey
 from server.store.responses import Responses
 from server.telemetry import Telemetry
 
 KEY_LENGTH_MAX = 255
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 1.0
+
+
+class _InFlight(NamedTuple):
+    """A run of this process that answers a key, and the task that gives the key back if there is no answer."""
+
+    run: Run
+    ending: "asyncio.Task[None]"
 
 
 class Idempotency:
@@ -33,17 +43,18 @@ class Idempotency:
         self._responses = responses
         self._telemetry = telemetry
         self._wait_max_s = wait_max_s
-        self._endings: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[str, _InFlight] = {}
 
     async def close(self) -> None:
         """Wait until the keys of turns that have ended are given back; no turn may be in flight any more."""
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        await asyncio.gather(*(each.ending for each in self._in_flight.values()), return_exceptions=True)
 
-    async def begin(self, tenant_id: int, body: bytes, key: str) -> Run:
-        """The run that answers this request, a new one or one that tells what there is already.
+    async def begin(self, tenant_id: int, body: bytes, key: str, leaving: "asyncio.Task[None]") -> Run:
+        """The run that answers this request: a new one, or one that gives what another gives or has given.
 
-        Raises ApiError: 400 for a key that can't be one or a turn that is not to be stored, 409 for one that came with
-        another body, and those of `Turns.begin`.
+        `leaving` is done when the client has left; who leaves while he waits begins no turn. Raises ApiError: 400 for a
+        key that can't be one or a turn that is not to be stored, 409 for one that came with another body or is answered
+        for too long, and those of `Turns.begin`.
         """
         if not (0 < len(key) <= KEY_LENGTH_MAX and key.isascii() and key.isprintable()):
             raise errors.invalid_idempotency_key(KEY_LENGTH_MAX)
@@ -59,11 +70,11 @@ class Idempotency:
             known = await self._keys.find(tenant_id, key)
             if known is not None and known.body_hash != body_hash:
                 raise errors.idempotency_conflict()
-            if known is not None and known.is_done:
-                return await self._again(tenant_id, body, known.response_public_id)
-            if loop.time() > deadline_s:
+            if known is not None and (run := await self._answered(tenant_id, body, known, leaving)) is not None:
+                return run
+            if leaving.done() or loop.time() > deadline_s:
                 raise errors.idempotency_in_progress()
-            await asyncio.sleep(wait_s)
+            await asyncio.wait([leaving], timeout=wait_s)
             wait_s = min(wait_s * 2, _LAST_WAIT_S)
 
     async def _first(self, tenant_id: int, body: bytes, key: KeyClaim) -> Run:
@@ -73,15 +84,28 @@ class Idempotency:
         except BaseException:
             await asyncio.shield(claim.free())
             raise
+        run.keep()
         ending = asyncio.get_running_loop().create_task(self._free_at_end(run, claim))
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
+        self._in_flight[key.response_public_id] = _InFlight(run, ending)
+        ending.add_done_callback(lambda _: self._in_flight.pop(key.response_public_id))
         return run
 
     async def _free_at_end(self, run: Run, claim: Claim[KeyClaim]) -> None:
-        await run.ended()
+        if isinstance(await run.ended(), errors.NoOutput):
+            # It is stored, but its client was told to try again.
+            with contextlib.suppress(ApiError):
+                await self._keys.forget(claim.lease)
         # A key whose response is stored keeps it.
         await claim.free()
+
+    async def _answered(
+        self, tenant_id: int, body: bytes, known: KnownKey, leaving: "asyncio.Task[None]"
+    ) -> Run | None:
+        """What gives the response that a key has; None where there is none yet, or none any more."""
+        in_flight = self._in_flight.get(known.response_public_id)
+        if in_flight is not None:
+            return await _follow(in_flight, leaving)
+        return await self._again(tenant_id, body, known.response_public_id) if known.is_done else None
 
     async def _again(self, tenant_id: int, body: bytes, response_id: str) -> Run:
         stored = await self._responses.get(tenant_id, response_id)
@@ -92,6 +116,17 @@ class Idempotency:
         run = Run(is_stream=is_stream, on_leave=lambda _: None, stream_bytes_max=0)
         run.tell_all(retold(raw.Object(stored.body), stored.output, stream=is_stream))
         return run
+
+
+async def _follow(in_flight: _InFlight, leaving: "asyncio.Task[None]") -> Run | None:
+    """Another run that gives the same, once there is anything to give; None when the turn has ended without it."""
+    run = in_flight.run.join()
+    if run is not None:
+        leaving.add_done_callback(lambda _: run.leave())
+        if await run.begins():
+            return run
+    await asyncio.wait([in_flight.ending, leaving], return_when=asyncio.FIRST_COMPLETED)
+    return None
 
 
 def _is_to_be_stored(body: bytes) -> bool:

@@ -17,7 +17,7 @@ class Run:
 
     The task that makes the turn never waits for the client: what the client has not read yet is kept, and a client that
     leaves more than `stream_bytes_max` of a stream unread is let go of, which `on_let_go` is told. `on_leave` is told
-    when the client is gone before the end, for whatever reason.
+    when the client is gone before the end, for whatever reason, and nobody else has joined.
     """
 
     def __init__(self, *, is_stream: bool, on_leave: Callable[["Run"], None], stream_bytes_max: int) -> None:
@@ -40,6 +40,10 @@ class Run:
         self._limiting: asyncio.TimerHandle | None = None
         self.is_out_of_time = False
         self._is_closing = False
+        self._is_cancelled = False
+        self._kept: list[bytes] | None = None
+        self._kept_bytes = 0
+        self._joined: list[Run] = []
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Make the turn in a task, which the caller must hold."""
@@ -48,6 +52,7 @@ class Run:
 
     def cancel(self) -> None:
         """Stop making the turn, unless it is being closed: what an upstream has finished is stored as it is."""
+        self._is_cancelled = True
         # Behind its first step: a task that is cancelled before never takes it, and would leave everything undone.
         self._loop.call_soon(self._cancel_now)
 
@@ -76,6 +81,11 @@ class Run:
             return
         self.has_begun = True
         self.last_sent_at_s = self._loop.time()
+        if self._kept is not None:
+            self._keep(chunk)
+        if self._joined:
+            for other in tuple(self._joined):
+                other.send(chunk)
         if not self.is_followed:
             return
         self._unread.append(chunk)
@@ -91,18 +101,22 @@ class Run:
             if timer is not None:
                 timer.cancel()
         self._has_ended = True
-        self._end.set()
         self._error = error
+        self._end.set()
         self._news.set()
+        self._kept = None
+        for other in self._joined:
+            other.end(error)
 
     def tell_all(self, answer: bytes) -> None:
         """Give a whole answer, which nobody has to make."""
         self._unread.append(answer)
         self.end()
 
-    async def ended(self) -> None:
-        """Wait until the turn is made, whoever follows it."""
+    async def ended(self) -> ApiError | None:
+        """Wait until the turn is made, whoever follows it; what it was refused with."""
         await self._end.wait()
+        return self._error
 
     def leave(self) -> None:
         """The client has gone, or is let go of: nothing is kept for it from here on."""
@@ -111,18 +125,56 @@ class Run:
         self.is_followed = False
         self._unread.clear()
         self._news.set()
-        if not self._has_ended:
+        self._tell_if_alone()
+
+    def keep(self) -> None:
+        """Keep what is sent from here on, at most `stream_bytes_max` of it, so that others can join."""
+        self._kept = []
+
+    def join(self) -> "Run | None":
+        """A run that gives another client all of this one, from its beginning.
+
+        None where the beginning is not kept, or the turn may be cut for want of a client: its end is to be awaited.
+        """
+        if self._kept is None or self._is_cancelled:
+            return None
+        if self._cancelling is not None:
+            self._cancelling.cancel()
+        other = Run(is_stream=self.is_stream, on_leave=self._part, stream_bytes_max=self._stream_bytes_max)
+        # Not counted as unread: who has just come is no slow reader.
+        other._unread.extend(self._kept)
+        self._joined.append(other)
+        return other
+
+    def _part(self, other: "Run") -> None:
+        self._joined.remove(other)
+        self._tell_if_alone()
+
+    def _tell_if_alone(self) -> None:
+        if not (self.is_followed or self._joined or self._has_ended):
             self._on_leave(self)
+
+    def _keep(self, chunk: bytes) -> None:
+        assert self._kept is not None
+        self._kept_bytes += len(chunk)
+        if self._kept_bytes > self._stream_bytes_max:
+            self._kept = None
+        else:
+            self._kept.append(chunk)
+
+    async def begins(self) -> bool:
+        """Wait for the first bytes. False where none came: the turn was refused, or its client has left."""
+        while not self._unread and not self._has_ended and self.is_followed:
+            self._news.clear()
+            await self._news.wait()
+        return bool(self._unread)
 
     async def read(self) -> bytes:
         """All that has come since the last read, in one piece; b"" at the end, and once the client is let go of.
 
         Raises the turn's ApiError.
         """
-        while not self._unread and not self._has_ended and self.is_followed:
-            self._news.clear()
-            await self._news.wait()
-        if self._unread:
+        if await self.begins():
             chunk = b"".join(self._unread)
             self._unread.clear()
             self._unread_bytes = 0

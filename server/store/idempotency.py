@@ -51,6 +51,11 @@ where tenant_id = :tenant_id and key = :key and response_public_id = :response_p
     and not {_IS_DONE}
 """)
 
+_FORGET: Final = text("""
+delete from idempotency_keys
+where tenant_id = :tenant_id and key = :key and response_public_id = :response_public_id
+""")
+
 
 class KeyClaim(Struct, frozen=True):
     """The right to answer the request that a key names, by the response of this id."""
@@ -95,6 +100,10 @@ class IdempotencyKeys:
     async def release(self, claim: KeyClaim) -> None:
         """Give up a key whose response is not there; one that has its answer keeps it."""
         await self._database.run(_RELEASE, _named(claim))
+
+    async def forget(self, claim: KeyClaim) -> None:
+        """Give up a key whose response, though it is there, is no answer."""
+        await self._database.run(_FORGET, _named(claim))
 
 
 def _named(claim: KeyClaim) -> dict[str, Any]:

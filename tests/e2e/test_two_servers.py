@@ -249,6 +249,39 @@ async def test_a_server_that_is_killed_in_a_turn_leaves_its_conversation_to_the_
 
 
 @both_modes
+async def test_who_waits_for_a_server_that_is_killed_answers_its_key_in_its_place(
+    tmp_path: Path, upstream: Echo, database_url: str, stream: bool
+) -> None:
+    async with _two_servers(tmp_path, upstream, database_url) as (first, second):
+        upstream.may_answer.clear()
+
+        async def ask(server: Server) -> httpx.Response:
+            body = {"model": "m", "input": "q", "stream": stream}
+            return await server.http.post("/v1/responses", json=body, headers={"idempotency-key": "k"})
+
+        lost = asyncio.create_task(ask(first))
+        await until(lambda: len(upstream.inputs) == 1)
+        waiting = asyncio.create_task(ask(second))
+        await asyncio.sleep(LEASE_S * 1.5)
+        # Longer than a lease, which the first one renews.
+        assert len(upstream.inputs) == 1
+        killed_at_s = time.monotonic()
+        first.kill()
+        with pytest.raises(httpx.HTTPError):
+            await lost
+        upstream.may_answer.set()
+        answer = await waiting
+        assert time.monotonic() - killed_at_s < LEASE_S + 5
+        assert upstream.inputs == [["q"], ["q"]]
+        whole = events_of(answer.content)[-1]["response"] if stream else answer.json()
+        assert whole["output"][0]["content"][0]["text"] == "re: q"
+        again = await ask(second)
+        assert (events_of(again.content)[-1]["response"] if stream else again.json()) == whole
+    async with connected(database_url) as connection:
+        assert await connection.fetchval("select count(*) from responses") == 1
+
+
+@both_modes
 async def test_a_server_that_is_killed_behind_its_commit_has_stored_the_turn_and_freed_its_conversation(
     tmp_path: Path, upstream: Echo, database_url: str, stream: bool
 ) -> None:

@@ -73,6 +73,101 @@ async def test_reading_again_makes_room() -> None:
     assert left == []
 
 
+async def test_who_joins_gets_all_that_was_sent_and_then_what_comes() -> None:
+    run, _ = new_run()
+    run.keep()
+    run.send(b"a")
+    assert await run.read() == b"a"
+    run.send(b"b")
+    other = run.join()
+    assert other is not None
+    assert other.is_stream
+    assert await other.read() == b"ab"
+    reading = asyncio.ensure_future(other.read())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    run.send(b"c")
+    assert await reading == b"c"
+    run.end()
+    assert await other.read() == b""
+    assert await run.read() == b"bc"
+    assert run.join() is None
+
+
+async def test_who_joins_gets_the_same_error() -> None:
+    run, _ = new_run()
+    run.keep()
+    other = run.join()
+    assert other is not None
+    error = errors.upstream_unreachable()
+    run.end(error)
+    assert not await other.begins()
+    assert await run.ended() is error
+    with pytest.raises(ApiError) as refusal:
+        await other.read()
+    assert refusal.value is error
+
+
+async def test_nobody_joins_a_run_whose_beginning_is_not_kept_or_that_is_cancelled() -> None:
+    unkept, _ = new_run()
+    assert unkept.join() is None
+    long, _ = new_run(stream_bytes_max=4)
+    long.keep()
+    long.send(b"1234")
+    assert long.join() is not None
+    assert await long.read() == b"1234"
+    long.send(b"5")
+    assert long.join() is None
+    cancelled, _ = new_run()
+    cancelled.keep()
+    cancelled.cancel()
+    assert cancelled.join() is None
+
+
+async def test_a_turn_is_alone_when_the_last_who_followed_it_has_left() -> None:
+    run, left = new_run()
+    run.keep()
+    others = [run.join(), run.join()]
+    run.leave()
+    for other in others:
+        assert left == []
+        assert other is not None
+        other.leave()
+        other.leave()
+    assert left == [run]
+
+
+async def test_who_joins_a_turn_that_was_left_keeps_it_from_being_cancelled() -> None:
+    run, left = new_run()
+    run.keep()
+    task = run.start(asyncio.sleep(0.1))
+    run.leave()
+    run.cancel_after(0.01)
+    other = run.join()
+    await task
+    assert other is not None
+    other.leave()
+    assert left == [run, run]
+
+
+async def test_a_slow_reader_who_joined_is_let_go_of_alone() -> None:
+    run, left = new_run(stream_bytes_max=4)
+    run.keep()
+    run.send(b"1234")
+    assert await run.read() == b"1234"
+    other = run.join()
+    assert other is not None
+    let_go = []
+    other.on_let_go = lambda: let_go.append(other)
+    for chunk in (b"5", b"678", b"9"):
+        assert let_go == []
+        run.send(chunk)
+        assert await run.read() == chunk
+    assert let_go == [other]
+    assert await other.read() == b""
+    assert left == []
+
+
 async def test_a_run_can_be_cancelled_until_it_is_closed() -> None:
     ends = []
 
