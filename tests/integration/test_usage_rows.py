@@ -7,6 +7,7 @@ import pytest
 
 from server.mock import Reply
 from tests.application import Application, both_modes, message, reply, running, stored_rows
+from tests.postgres import connected, until_true
 
 USAGE = {
     "input_tokens": 14,
@@ -68,3 +69,22 @@ async def test_a_turn_in_a_conversation_is_recorded_once(application: Applicatio
     application.mock.replies = [reply(message("Hi."), stream=False, usage=USAGE)]
     await application.turn(input="a", conversation=await application.converse())
     assert len(await recorded(emptied_database_url)) == 1
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_the_latest_that_was_told_is_the_price_of_a_stream_that_was_cut_or_left(
+    emptied_database_url: str, status: str
+) -> None:
+    """What its beginning told of its prompt is known though its end never came."""
+    is_left = status == "cancelled"
+    frames = reply(message("Hi."), stream=True, usage=USAGE | {"output_tokens": 0}).sse_chunks or []
+    replies = [Reply(sse_chunks=["".join(frames[:5])], hang=is_left, close=not is_left)]
+    async with running(emptied_database_url, replies, on_disconnect="cancel") as application:
+        body = {"model": "m", "input": "a", "stream": True}
+        async with application.http.stream("POST", "/v1/responses", json=body) as answer:
+            async for chunk in answer.aiter_raw():
+                if is_left and b"output_text.delta" in chunk:
+                    break
+        async with connected(emptied_database_url) as connection:
+            await until_true(connection, "select exists (select from usage where status = $1)", status)
+    assert await recorded(emptied_database_url) == [("default", "m", status, 14, 3, 0, 8)]
