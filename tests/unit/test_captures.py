@@ -20,6 +20,7 @@ from server.protocol.dialect import AsItCame
 from server.protocol.items import Item
 from server.protocol.request import parse
 from server.protocol.response import ResponseObject
+from server.protocol.retelling import retold
 from tests.grammar import assert_grammar, assert_openai_accepts, assert_response, events_in, frames_of
 from tests.harness import Capture, captures
 
@@ -95,12 +96,33 @@ def with_counts_only(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def texts(events: Iterable[dict[str, Any]]) -> dict[tuple[str, int, int | None], str]:
+    """All that was told in deltas, by the kind of delta, the item and its part."""
+    told: dict[tuple[str, int, int | None], str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            place = (event["type"], event["output_index"], event.get("content_index"))
+            told[place] = told.get(place, "") + event["delta"]
+    return told
+
+
 @pytest.mark.parametrize("capture", STREAMS)
 def test_a_recorded_stream_reaches_the_client_in_the_grammar(capture: Capture) -> None:
     stream, outcome = assembled([capture.received])
     events = assert_grammar(stream)
     assert_openai_accepts(events)
     assert events[-1]["response"] == json.loads(outcome.shown())
+
+
+@pytest.mark.parametrize("capture", STREAMS)
+def test_a_recorded_stream_is_told_again_with_the_same_texts_and_items(capture: Capture) -> None:
+    stream, outcome = assembled([capture.received])
+    first = events_in(stream)
+    again = assert_grammar(retold(outcome.body, outcome.items, stream=True))
+    assert_openai_accepts(again)
+    assert again[-1] == first[-1] | {"sequence_number": len(again) - 1}
+    items = {index for index, _ in enumerate(outcome.items)}
+    assert texts(again) == {place: text for place, text in texts(first).items() if place[1] in items}
 
 
 @pytest.mark.parametrize("capture", STREAMS)
