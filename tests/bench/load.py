@@ -5,10 +5,11 @@ processes says how much it worked.
 """
 
 import asyncio
+import contextlib
 import json
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import aiohttp
@@ -119,13 +120,17 @@ async def chain(url: str, bodies: Iterable[Body], previous: str | None = None) -
     return made
 
 
-async def open_streams(session: aiohttp.ClientSession, url: str, body: Body, streams: int) -> None:
-    """Open streams that stay open as long as `session`, and wait until each has begun. A few at a time."""
+@contextlib.asynccontextmanager
+async def open_streams(url: str, body: Body, streams: int) -> AsyncIterator[None]:
+    """So many streams that have begun and stay open while this lasts. A few are opened at a time."""
+    async with client() as session, contextlib.AsyncExitStack() as opened:
 
-    async def open_one() -> None:
-        reply = await session.post(f"{url}/v1/responses", data=json.dumps(body).encode())
-        reply.raise_for_status()
-        await reply.content.readany()
+        async def open_one() -> None:
+            post = session.post(f"{url}/v1/responses", data=json.dumps(body).encode())
+            reply = await opened.enter_async_context(post)
+            reply.raise_for_status()
+            await reply.content.readany()
 
-    for opened in range(0, streams, AT_ONCE):
-        await asyncio.gather(*(open_one() for _ in range(min(AT_ONCE, streams - opened))))
+        for begun in range(0, streams, AT_ONCE):
+            await asyncio.gather(*(open_one() for _ in range(min(AT_ONCE, streams - begun))))
+        yield

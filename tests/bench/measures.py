@@ -88,21 +88,22 @@ async def depths(made: Mapping[Gateway, list[str]], other_of_ours: Gateway, roun
         }
         measured[depth] = {gateway.name: cost for gateway, cost in (await _interleaved(asked, 1)).items()}
         if depth:
-            [(ours, ids)] = [(gateway, ids) for gateway, ids in made.items() if gateway.name == OURS]
-            parent = ids[depth - 2] if depth > 1 else None
-            again = [load.continuing(parent, chain_body(depth - 1))] * requests * rounds
-            unseen = iter(await load.turns(other_of_ours.url, again))
-            colds = [
-                await load.cost(ours, [load.continuing(next(unseen), chain_body(depth)) for _ in range(requests)], 1)
-                for _ in range(rounds)
-            ]
-            measured[depth][COLD] = load.middle(colds)
+            measured[depth][COLD] = await _cold(made, other_of_ours, depth, rounds)
     return measured
+
+
+async def _cold(made: Mapping[Gateway, list[str]], other_of_ours: Gateway, depth: int, rounds: int) -> Cost:
+    [(ours, ids)] = [(gateway, ids) for gateway, ids in made.items() if gateway.name == OURS]
+    requests = REQUESTS_AT_DEPTH[depth]
+    last_turn = load.continuing(ids[depth - 2] if depth > 1 else None, chain_body(depth - 1))
+    unseen = iter(await load.turns(other_of_ours.url, [last_turn] * requests * rounds))
+    bodies = [[load.continuing(next(unseen), chain_body(depth)) for _ in range(requests)] for _ in range(rounds)]
+    return load.middle([await load.cost(ours, of_a_round, 1) for of_a_round in bodies])
 
 
 async def first_bytes(gateways: Sequence[Gateway], upstream: Gateway, rounds: int) -> dict[int, dict[str, float]]:
     """Milliseconds to the first byte of a stream, by the number of streams that begin at once and by server."""
-    body: Body = {"model": "live-20-5", "input": "hi", "stream": True}
+    body: Body = {"model": "live-4-5", "input": "hi", "stream": True}
     measured: dict[int, dict[str, float]] = {}
     for streams in STREAMS_OF_FIRST_BYTE:
         # One stream alone is one sample a time.
@@ -138,8 +139,7 @@ async def stream_bytes(bench: Bench, name: str) -> float:
     async with bench.new_database() as database_url, bench.started(name, database_url) as gateway:
         await load.cost(gateway, [WORKS["burst200"][0]] * WARM_UP_REQUESTS, 4)
         before = memory_bytes(gateway.pid)
-        async with load.client() as session:
-            await load.open_streams(session, gateway.url, body, STREAMS_HELD)
+        async with load.open_streams(gateway.url, body, STREAMS_HELD):
             return (memory_bytes(gateway.pid) - before) / STREAMS_HELD
 
 

@@ -1,8 +1,8 @@
 """What a turn costs, counted in calls, statements and bytes: a guard that no busy machine can trip.
 
 Calls are those of Python functions in `server/`, each resumption of a coroutine being one. Their bounds are what was
-counted on Python 3.11 when they were written, and a tenth more; newer versions, which inline comprehensions, count less.
-Whoever makes the server do less lowers the bound, and whoever has to raise it says why. Times are `make bench`'s.
+counted on Python 3.11 when they were written, and a tenth more; newer versions, which inline comprehensions, count
+less. Whoever makes the server do less lowers the bound, whoever has to raise it says why. Times are `make bench`'s.
 """
 
 import contextlib
