@@ -7,6 +7,7 @@ the figures as JSON and the plot.
 import argparse
 import asyncio
 import contextlib
+import os
 import resource
 import sys
 from datetime import UTC, datetime
@@ -18,12 +19,13 @@ from tests.bench import measures, plot, report
 from tests.bench.gateways import OURS, Bench, upstream_process
 from tests.bench.report import Results
 from tests.e2e import processes
-from tests.postgres import connected, postgres_server
+from tests.postgres import connected, embedded_server, postgres_server
 
 
 async def measured(rounds: int, peer: Path | None, folder: Path) -> Results:
     async with contextlib.AsyncExitStack() as opened:
-        postgres = await opened.enter_async_context(postgres_server())
+        source = postgres_server if os.environ.get("TEST_DATABASE_URL") else embedded_server
+        postgres = await opened.enter_async_context(source())
         upstream = opened.enter_context(upstream_process(folder))
         bench = Bench(postgres, folder, upstream.url, peer)
         async with connected(postgres.url) as connection:
