@@ -5,6 +5,9 @@ PORT ?= 8080
 # Empty: where the server keeps its data if nobody says.
 DATA_DIR ?=
 VLLM_VENV ?= build/vllm
+ROUNDS ?= 3
+# The executable agentic-server, to be measured beside ours.
+PEER ?=
 
 BIN := .venv/bin
 UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.lock)
@@ -15,7 +18,7 @@ SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
 NODE_PACKAGES := tests/node/node_modules
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-unit test-system-postgres test-node lint fix cover e2e-vllm image clean
+.PHONY: help setup run demo test test-unit test-system-postgres test-node lint fix cover bench e2e-vllm image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-22s%s\n", $$1, $$2}'
@@ -80,6 +83,9 @@ cover: .venv/.synced ## The suite under coverage, with the lines that no test ra
 	@mkdir -p build
 	$(COVERAGE) run --source=server --branch -m pytest --ignore=tests/e2e/vllm
 	$(COVERAGE) report --show-missing --skip-covered
+
+bench: .venv/.synced ## Measure the server, with PEER=path/to/agentic-server that one too: tables, JSON and a plot in build/bench
+	$(BIN)/python -m tests.bench --rounds $(ROUNDS) $(if $(PEER),--peer "$(PEER)")
 
 e2e-vllm: .venv/.synced $(VLLM_VENV)/bin/vllm ## The oracle dialogues before a real vLLM (VLLM_VENV=..., else one is installed)
 	VLLM_VENV="$(VLLM_VENV)" $(BIN)/pytest -s tests/e2e/vllm

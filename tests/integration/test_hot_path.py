@@ -1,0 +1,162 @@
+"""What a turn costs, counted in calls, statements and bytes: a guard that no busy machine can trip.
+
+Calls are those of Python functions in `server/`, each resumption of a coroutine being one. Their bounds are what was
+counted on Python 3.11 when they were written, and a tenth more; newer versions, which inline comprehensions, count
+less. Whoever makes the server do less lowers the bound, whoever has to raise it says why. Times are `make bench`'s.
+"""
+
+import contextlib
+import json
+import random
+import re
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import server
+from server.mock import Reply
+from tests.application import Application, message, reply
+from tests.postgres import connected, recorded_statements
+
+CALLS_OF_A_JSON_TURN_MAX = 578
+CALLS_OF_A_DELTA_IN_A_BURST_MAX = 14.4
+CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 36.3
+CALLS_OF_A_REPLAYED_ITEM_MAX = 64.9
+
+USAGE = {
+    "input_tokens": 5,
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 7,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 12,
+}
+
+SERVER = str(Path(server.__file__).parent)
+MOCK = str(Path(server.__file__).parent / "mock.py")
+
+
+class Calls:
+    count = 0
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[Calls]:
+    """Counts while it lasts, in this thread, in which the server runs as well."""
+    calls = Calls()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(SERVER) and file != MOCK:
+            calls.count += 1
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+async def calls_of_a_turn(application: Application, answer: Reply, **members: Any) -> int:
+    """The calls of one such turn. One before it is not counted: what is done once is none of a turn's cost."""
+    application.mock.replies = [answer, answer]
+    await application.turn(**members)
+    with counted_calls() as calls:
+        await application.turn(**members)
+    return calls.count
+
+
+def streamed(deltas: int, *, is_burst: bool) -> Reply:
+    """A message of so many deltas: in one write, or each in a write of its own that nothing joins to the next."""
+    frames = reply(message("Hi."), stream=True).sse_chunks
+    assert frames is not None
+    [at] = [number for number, frame in enumerate(frames) if "output_text.delta" in frame]
+    frames = [*frames[:at], *[frames[at]] * deltas, *frames[at + 1 :]]
+    numbered = [re.sub(r'"sequence_number": \d+', f'"sequence_number": {n}', frame) for n, frame in enumerate(frames)]
+    return Reply(sse_chunks=["".join(numbered)]) if is_burst else Reply(sse_chunks=numbered, chunk_delay_ms=2)
+
+
+async def chain(application: Application, turns: int) -> list[str]:
+    """The response ids of a chain in which every turn brings an item and makes one."""
+    ids: list[str] = []
+    for _ in range(turns):
+        application.mock.replies = [reply(message("Hi."), stream=False)]
+        previous = {"previous_response_id": ids[-1]} if ids else {}
+        ids.append((await application.turn(input="One", **previous))["id"])
+    return ids
+
+
+async def test_a_json_turn_makes_few_calls(application: Application) -> None:
+    answer = reply(message("Hi."), stream=False)
+    assert 100 < await calls_of_a_turn(application, answer, input="One") <= CALLS_OF_A_JSON_TURN_MAX
+
+
+@pytest.mark.parametrize(
+    ("is_burst", "calls_max"),
+    [(True, CALLS_OF_A_DELTA_IN_A_BURST_MAX), (False, CALLS_OF_A_DELTA_OF_ITS_OWN_MAX)],
+    ids=["burst", "live"],
+)
+async def test_a_delta_makes_few_calls(application: Application, is_burst: bool, calls_max: int) -> None:
+    few, many = [
+        await calls_of_a_turn(application, streamed(deltas, is_burst=is_burst), input="One", stream=True)
+        for deltas in (20, 120)
+    ]
+    assert 1 < (many - few) / 100 <= calls_max
+
+
+async def test_a_replayed_item_makes_few_calls(application: Application) -> None:
+    ids = await chain(application, 40)
+    answer = reply(message("Hi."), stream=False)
+    few, many = [
+        await calls_of_a_turn(application, answer, input="One", previous_response_id=ids[depth - 1])
+        for depth in (20, 40)
+    ]
+    # Twenty turns of two items each.
+    assert 1 < (many - few) / 40 <= CALLS_OF_A_REPLAYED_ITEM_MAX
+
+
+async def test_a_turn_asks_the_same_of_the_database_at_any_depth(application: Application) -> None:
+    ids = await chain(application, 30)
+    application.mock.replies = [reply(message("Hi."), stream=False)] * 2
+    counted = []
+    for depth in (1, 30):
+        with recorded_statements(application.database) as statements:
+            await application.turn(input="One", previous_response_id=ids[depth - 1])
+        counted.append(len(statements))
+    assert counted == [2, 2]
+
+
+async def test_a_turn_takes_as_many_bytes_at_any_depth(application: Application, emptied_database_url: str) -> None:
+    application.mock.replies = []
+    stored = await bytes_of_turns(emptied_database_url, await chain(application, 40))
+    # The first names no parent, and its output could keep the upstream's own short id.
+    assert stored[0] < stored[1]
+    assert len(set(stored[1:])) == 1
+
+
+async def test_a_turn_takes_little_more_than_its_own_text(application: Application, emptied_database_url: str) -> None:
+    """The budget of DESIGN 9: what is stored is 1.3 times the turn's JSON at most."""
+    letters = random.Random(6)
+    said, answered = ("".join(letters.choices(string.ascii_letters, k=4000)) for _ in range(2))
+    application.mock.replies = [reply(message(answered), stream=False, usage=USAGE)]
+    asked = {"model": "m", "input": [{"type": "message", "role": "user", "content": said}]}
+    answer = await application.post(asked)
+    turn_bytes = len(json.dumps(asked["input"][0])) + len(answer.content)
+    [stored] = await bytes_of_turns(emptied_database_url, [answer.json()["id"]])
+    assert len(said) + len(answered) < stored <= 1.3 * turn_bytes
+
+
+async def bytes_of_turns(database_url: str, ids: Sequence[str]) -> list[int]:
+    """What the rows of each of these responses take, without indexes and padding of pages."""
+    query = """
+        select pg_column_size(responses) + pg_column_size(response_bodies)
+            + (select sum(pg_column_size(items)) from items where response_id = responses.id)
+            + coalesce((select pg_column_size(usage) from usage where response_public_id = public_id), 0)
+        from responses join response_bodies on response_id = id where public_id = $1
+    """
+    async with connected(database_url) as connection:
+        return [int(await connection.fetchval(query, public_id)) for public_id in ids]
