@@ -71,17 +71,17 @@ def missing_parameter(param: str) -> ApiError:
     return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
 
 
-def duplicate_parameter(param: str) -> ApiError:
-    return ApiError(400, f"Duplicate parameter: '{param}'.", param=param, code="invalid_value")
+def duplicate_parameter(param: str, member: str | None = None) -> ApiError:
+    """`member`, here and below, is the path in the message, where the contract's `param` names only what holds it."""
+    return ApiError(400, f"Duplicate parameter: '{member or param}'.", param=param, code="invalid_value")
 
 
-def invalid_type(param: str, expected: str, got: str) -> ApiError:
-    message = f"Invalid type for '{param}': expected {expected}, but got {got} instead."
+def invalid_type(param: str, expected: str, got: str, member: str | None = None) -> ApiError:
+    message = f"Invalid type for '{member or param}': expected {expected}, but got {got} instead."
     return ApiError(400, message, param=param, code="invalid_type")
 
 
 def invalid_value(param: str, supported: Iterable[str], member: str | None = None) -> ApiError:
-    """`member` is the path in the message, where the contract's `param` names only the item that holds it."""
     names = [f"'{name}'" for name in supported]
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     message = f"Invalid value for '{member or param}'. Supported values are: {listed}."
@@ -110,8 +110,10 @@ def too_many_properties(param: str, maximum: int, got: int) -> ApiError:
     return ApiError(400, message, param=param, code="object_above_max_properties")
 
 
-def string_too_long(param: str, maximum: int, got: int) -> ApiError:
-    message = f"Invalid '{param}': string too long. Expected at most {maximum} characters, but got {got} instead."
+def string_too_long(param: str, maximum: int, got: int, member: str | None = None) -> ApiError:
+    message = (
+        f"Invalid '{member or param}': string too long. Expected at most {maximum} characters, but got {got} instead."
+    )
     return ApiError(400, message, param=param, code="string_above_max_length")
 
 
@@ -228,8 +230,8 @@ def call_without_output(call_id: str) -> ApiError:
     return ApiError(400, f"No tool output found for function call {call_id}.", param="input")
 
 
-def output_without_call(call_id: str) -> ApiError:
-    return ApiError(400, f"No tool call found for function call output with call_id {call_id}.", param="input")
+def output_without_call(call_id: str, param: str) -> ApiError:
+    return ApiError(400, f"No tool call found for function call output with call_id {call_id}.", param=param)
 
 
 def encrypted_only(item_id: str, param: str) -> ApiError:
