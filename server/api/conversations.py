@@ -1,19 +1,15 @@
 """The routes under /v1/conversations."""
 
-from typing import Any
-
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 
 from server import errors
 from server.api import wire
-from server.api.responses import TENANT_ID
+from server.api.wire import TENANT_ID, AnyRequest
 from server.engine.conversations import ConversationEdits
 from server.protocol import ids, pages
 from server.protocol.conversation import conversation_object, deleted_conversation_object
 from server.protocol.shown import shown
 from server.store.conversations import Conversation
-
-AnyRequest = Request[Any, Any, Any]
 
 
 @post("/v1/conversations", status_code=200)

@@ -1,12 +1,12 @@
 """The routes that say how the server is, and which models there are."""
 
 import asyncio
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from server import errors
 from server.api import wire
+from server.api.wire import AnyRequest
 from server.protocol import models, raw
 from server.store.database import Database
 from server.upstream.choose import Upstreams
@@ -24,7 +24,7 @@ async def check_health() -> Response[bytes]:
 
 
 @get("/readyz")
-async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def check_readiness(request: AnyRequest) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
     database_is_ready, upstream_is_ready = await asyncio.gather(
@@ -39,13 +39,13 @@ async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/v1/models")
-async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def list_models(request: AnyRequest) -> Response[bytes]:
     """What all upstreams list."""
     return wire.json_response(models.model_list(await _models(request)))
 
 
 @get("/v1/models/{model:path}")
-async def retrieve_model(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def retrieve_model(request: AnyRequest) -> Response[bytes]:
     name = wire.path_text(request, "model").removeprefix("/")
     for model in await _models(request):
         if models.id_of(model) == name:
@@ -61,7 +61,7 @@ async def _pings(database: Database) -> bool:
         return False
 
 
-async def _models(request: Request[Any, Any, Any]) -> list[bytes]:
+async def _models(request: AnyRequest) -> list[bytes]:
     upstreams: Upstreams = request.app.state.upstreams
     return await upstreams.models(MODELS_MAX_S)
 
