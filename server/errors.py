@@ -24,7 +24,8 @@ class ApiError(Exception):
     """An answer that is not a success.
 
     `status` is HTTP's; `message`, `type`, `param` and `code` are the members of the body's `error`. `retry_after` is
-    the header's value as the upstream sent it. The SDKs send a 409 again unless `should_retry` is false.
+    the header's value as the upstream sent it, and `allow` that of a 405. The SDKs send a 409 again unless
+    `should_retry` is false.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: str | None = None,
+        allow: str | None = None,
         should_retry: bool = True,
     ) -> None:
         super().__init__(message)
@@ -45,6 +47,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
         self.should_retry = should_retry
 
 
@@ -253,8 +256,8 @@ def bad_request(status: int) -> ApiError:
     return ApiError(status, "The request can't be read.")
 
 
-def method_not_allowed() -> ApiError:
-    return ApiError(405, "Method not allowed.")
+def method_not_allowed(allowed: Iterable[str]) -> ApiError:
+    return ApiError(405, "Method not allowed.", allow=", ".join(sorted(allowed)))
 
 
 # --- the upstream, and ourselves

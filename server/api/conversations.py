@@ -1,6 +1,6 @@
 """The routes under /v1/conversations."""
 
-from litestar import Response, delete, get, post
+from litestar import Response, delete, post
 
 from server import errors
 from server.api import wire
@@ -17,7 +17,7 @@ async def create_conversation(request: AnyRequest) -> Response[bytes]:
     return _shown(await _edits(request).create(TENANT_ID, await _body(request)))
 
 
-@get("/v1/conversations/{conversation_id:str}")
+@wire.get("/v1/conversations/{conversation_id:str}")
 async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
     return _shown(await _edits(request).get(TENANT_ID, _conversation_id(request)))
 
@@ -41,7 +41,7 @@ async def add_items(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(pages.envelope(items, has_more=False))
 
 
-@get("/v1/conversations/{conversation_id:str}/items")
+@wire.get("/v1/conversations/{conversation_id:str}/items")
 async def list_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
@@ -49,7 +49,7 @@ async def list_items(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(pages.envelope(listed.items, has_more=listed.has_more))
 
 
-@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
+@wire.get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
 async def retrieve_item(request: AnyRequest) -> Response[bytes]:
     item = await _edits(request).get_item(TENANT_ID, _conversation_id(request), _item_id(request))
     return wire.json_response(shown(item))

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from litestar import Response, asgi, delete, get, post
+from litestar import Response, asgi, delete, post
 from litestar.types import Receive, Scope, Send
 
 from server import errors
@@ -34,7 +34,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
     reply = _Reply(send)
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
-            raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed()
+            raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed(["POST"])
         try:
             body = await wire.read_body(scope, receive, state.body_bytes_max)
         except ApiError as error:
@@ -55,7 +55,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
         await reply.refuse(errors.internal())
 
 
-@get("/v1/responses/{response_id:str}")
+@wire.get("/v1/responses/{response_id:str}")
 async def retrieve_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
     stored = await _responses(request).get(TENANT_ID, response_id)
@@ -75,7 +75,7 @@ async def delete_response(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(raw.render(members))
 
 
-@get("/v1/responses/{response_id:str}/input_items")
+@wire.get("/v1/responses/{response_id:str}/input_items")
 async def list_input_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from litestar import Response, get
+from litestar import Response
 
 from server import errors
 from server.api import wire
@@ -17,13 +17,13 @@ MODELS_MAX_S = 5.0
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
-@get(["/healthz", "/health"])
+@wire.get(["/healthz", "/health"])
 async def check_health() -> Response[bytes]:
     """The process is alive."""
     return wire.json_response(b'{"status":"ok"}')
 
 
-@get("/readyz")
+@wire.get("/readyz")
 async def check_readiness(request: AnyRequest) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
@@ -38,13 +38,13 @@ async def check_readiness(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(raw.render(members), 200 if database_is_ready else 503)
 
 
-@get("/v1/models")
+@wire.get("/v1/models")
 async def list_models(request: AnyRequest) -> Response[bytes]:
     """What all upstreams list."""
     return wire.json_response(models.model_list(await _models(request)))
 
 
-@get("/v1/models/{model:path}")
+@wire.get("/v1/models/{model:path}")
 async def retrieve_model(request: AnyRequest) -> Response[bytes]:
     name = wire.path_text(request, "model").removeprefix("/")
     for model in await _models(request):

@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from litestar import Request, Response
+from litestar import HttpMethod, Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import Message, Receive, Scope
 
 from server import errors
@@ -29,6 +30,11 @@ _DISCARD_MAX_S = 5
 
 class ClientLeft(Exception):
     """The client went before its request was whole."""
+
+
+def get(path: str | list[str]) -> HTTPRouteHandler:
+    """A route that is read, also by HEAD: that is its answer without the body (RFC 9110, 9.3.2)."""
+    return HTTPRouteHandler(path, http_method=[HttpMethod.GET, HttpMethod.HEAD])
 
 
 def path_text(request: AnyRequest, name: str) -> str:
@@ -52,8 +58,12 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    headers = {} if error.retry_after is None else {"retry-after": error.retry_after}
-    return headers if error.should_retry else {**headers, "x-should-retry": "false"}
+    headers = {
+        "retry-after": error.retry_after,
+        "allow": error.allow,
+        "x-should-retry": None if error.should_retry else "false",
+    }
+    return {name: value for name, value in headers.items() if value is not None}
 
 
 def render_api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
@@ -66,7 +76,8 @@ def render_api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
 def render_http_exception(request: AnyRequest, exception: HTTPException) -> Response[bytes]:
     """The framework's own refusals: of a path, a method, a request that it can't read."""
     if isinstance(exception, MethodNotAllowedException):
-        return render_api_error(request, errors.method_not_allowed())
+        allowed = (exception.headers or {}).get("allow", "")
+        return render_api_error(request, errors.method_not_allowed(allowed.split(", ")))
     if exception.status_code == 404:
         return render_api_error(request, errors.route_not_found())
     if exception.status_code < 500:
