@@ -15,9 +15,9 @@ from sqlalchemy import Row, TextClause
 
 from server import errors
 from server.protocol.items import Item
-from server.store import sql
 from server.store.database import Database
 from server.store.rows import item_columns, items_of
+from server.store.sql import conversations as sql
 
 # Each try that fails means that somebody else's change was carried out; so many in a row, that the list is overrun.
 _TRIES_MAX = 100

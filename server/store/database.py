@@ -21,7 +21,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import server
 from server import errors
-from server.store import sql
 
 # The classes of SQLSTATE that say the statement or its values are wrong. Whatever else a server reports (it starts,
 # stops, is full, is read-only, knows no such user) may be over at the next attempt.
@@ -29,6 +28,8 @@ _MISTAKES: Final = ("22", "42")
 
 # Two caches, the driver's and SQLAlchemy's.
 _UNPREPARED: Final = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+
+_PING: Final = text("select 1")
 
 # Any number will do, as long as every release that may meet another one at the same database uses it.
 _MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
@@ -105,7 +106,7 @@ class Database:
     async def ping(self) -> bool:
         """Whether the database answers."""
         try:
-            await self.run(sql.PING)
+            await self.run(_PING)
         except errors.ApiError:
             return False
         return True

@@ -18,10 +18,10 @@ from sqlalchemy import Row
 from server import errors
 from server.protocol.items import Item
 from server.protocol.usage import Usage
-from server.store import sql
 from server.store.database import ConstraintViolated, Database
 from server.store.leases import Lease
 from server.store.rows import item_columns, items_of
+from server.store.sql import responses as sql
 
 DOUBT_MAX_S = 5
 """How long a turn whose write was not answered may wait to learn what became of it."""

@@ -1,6 +1,6 @@
 """The schema as this release expects it, for Alembic to compare with what the migrations have built.
 
-Nothing is queried through these tables: the statements are text, in `sql.py`. The tenant leads every key, so that no
+Nothing is queried through these tables: the statements are text, in `sql/`. The tenant leads every key, so that no
 index and no foreign key can reach across tenants. Ids compare byte by byte (`collate "C"`), whatever the database's
 own collation is. A body is `text`, never `jsonb`, which reorders, rewrites and refuses (DESIGN 4).
 """

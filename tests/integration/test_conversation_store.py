@@ -11,11 +11,12 @@ import pytest
 
 from server import errors
 from server.protocol.items import Item
-from server.store import sql
 from server.store.conversations import Conversation, ConversationHistory, Conversations
 from server.store.database import Database
 from server.store.leases import Lease, Leases
 from server.store.responses import NewResponse, Parent, Responses
+from server.store.sql import conversations as sql
+from server.store.sql import responses as response_sql
 from tests.postgres import connected, recorded_statements, rows_visited, until_true
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -747,7 +748,7 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
     assert await visited(sql.CONVERSATION_HISTORY) == (200, 200)
     assert await visited(sql.LOCK, lease_token="t", lease_s=1e-3) == (200, 200)
     # What response 99 saw, and its own two items.
-    assert await visited(sql.HISTORY, public_id="resp_99", input_only=False) == (200, 200)
+    assert await visited(response_sql.HISTORY, public_id="resp_99", input_only=False) == (200, 200)
     for order in ("asc", "desc"):
         links, items = await visited(sql.LIST_ITEMS[order], after="50_in", limit=11)
         # The cursor's id is also another list's item.
@@ -756,13 +757,13 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
         assert (links, items) == (11, 11)
     assert max(await visited(sql.FIND_ITEM, item_id="50_in")) <= 2
     assert max(await visited(sql.REMOVE_ITEM, item_id="50_in")) <= 4
-    assert max(await visited(sql.REFERENCED, public_ids=["50_in", "50_out"])) <= 2
+    assert max(await visited(response_sql.REFERENCED, public_ids=["50_in", "50_out"])) <= 2
 
 
 async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(store: Store) -> None:
     for number in range(200):
         await store.responses.add(turn(str(number), is_appended=False, items=[item("msg_0")]))
-    rows = await rows_visited(store.database, sql.REFERENCED.text, public_ids=["msg_0"])
+    rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=["msg_0"])
     assert rows["items"] == 1
 
 
