@@ -161,7 +161,8 @@ usage = Table(
 )
 
 # A link is in the list from `added_version` on, up to the version before `removed_version`; it is never deleted, so
-# that the history of every response stays what it was.
+# that the history of every response stays what it was. It has the public id of its item, to be found by: the same id
+# may be that of an item in every conversation there is.
 conversation_items = Table(
     "conversation_items",
     metadata,
@@ -169,6 +170,7 @@ conversation_items = Table(
     Column("conversation_id", BigInteger, nullable=False),
     Column("position", BigInteger, nullable=False),
     Column("item_id", BigInteger, nullable=False),
+    _name("public_id"),
     Column("added_version", BigInteger, nullable=False),
     Column("removed_version", BigInteger),
     PrimaryKeyConstraint("tenant_id", "conversation_id", "position"),
@@ -182,4 +184,5 @@ conversation_items = Table(
         ["tenant_id", "item_id"], ["items.tenant_id", "items.id"], name="conversation_items_item_id_fkey"
     ),
     Index("conversation_items_item_id_idx", "tenant_id", "item_id"),
+    Index("conversation_items_public_id_idx", "tenant_id", "conversation_id", "public_id"),
 )

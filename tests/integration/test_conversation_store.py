@@ -15,6 +15,7 @@ from server.store.conversations import Conversation, ConversationHistory, Conver
 from server.store.database import Database
 from server.store.leases import Lease, Leases
 from server.store.responses import NewResponse, Parent, Responses
+from server.store.rows import item_columns
 from server.store.sql import conversations as sql
 from server.store.sql import responses as response_sql
 from tests.postgres import connected, recorded_statements, rows_visited, until_true
@@ -522,13 +523,13 @@ with response as (
 ), said as (
     insert into items (tenant_id, response_id, position, is_output, public_id, type, body)
     select tenant_id, id, 0, false, 'one_in', 'message', '{}' from response
-    returning tenant_id, id
+    returning tenant_id, id, public_id
 ), conversation as (
     update conversations set version = version + 1, next_position = next_position + 1
     returning id, version, next_position
 )
-insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
-select said.tenant_id, conversation.id, conversation.next_position - 1, said.id, conversation.version
+insert into conversation_items (tenant_id, conversation_id, position, item_id, public_id, added_version)
+select said.tenant_id, conversation.id, conversation.next_position - 1, said.id, said.public_id, conversation.version
 from said cross join conversation
 """
 
@@ -743,7 +744,7 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
 
     async def visited(statement: Any, **parameters: object) -> tuple[int, int]:
         rows = await rows_visited(store.database, statement.text, **{"public_id": "conv", **parameters})
-        return rows["conversation_items"], rows["items"]
+        return rows["conversation_items"], rows.get("items", 0)
 
     assert await visited(sql.CONVERSATION_HISTORY) == (200, 200)
     assert await visited(sql.LOCK, lease_token="t", lease_s=1e-3) == (200, 200)
@@ -758,6 +759,25 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
     assert max(await visited(sql.FIND_ITEM, item_id="50_in")) <= 2
     assert max(await visited(sql.REMOVE_ITEM, item_id="50_in")) <= 4
     assert max(await visited(response_sql.REFERENCED, public_ids=["50_in", "50_out"])) <= 2
+
+
+async def test_an_id_that_every_conversation_has_is_looked_for_in_one(store: Store) -> None:
+    """Clients count their items from zero in each of their conversations."""
+    for number in range(100):
+        await store.converse("msg_0", name=f"other_{number}")
+    await store.converse("msg_0", "b")
+    for statement, parameters in (
+        (sql.FIND_ITEM, {"item_id": "msg_0"}),
+        (sql.LIST_ITEMS["asc"], {"after": "msg_0", "limit": 2}),
+        (sql.LIST_ITEMS["desc"], {"after": "msg_0", "limit": 2}),
+        # A link is looked for, and updated.
+        (sql.REMOVE_ITEM, {"item_id": "msg_0"}),
+    ):
+        rows = await rows_visited(store.database, statement.text, public_id="conv", **parameters)
+        assert (rows["conversation_items"] <= 3, rows.get("items", 0) <= 1) == (True, True), rows
+    again = item_columns([item("b"), item("msg_0")])
+    rows = await rows_visited(store.database, sql.ADD_ITEMS.text, public_id="conv", **again)
+    assert (rows["conversation_items"] <= 2, rows["items"]) == (True, 0), rows
 
 
 async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(store: Store) -> None:

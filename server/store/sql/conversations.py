@@ -19,13 +19,16 @@ named as (
     where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 )"""
 
-# Items that are or were in the named conversation, each with its link: by their public ids, so to be told which.
-_ITEMS_WITH_LINKS = """items as item cross join lateral (
-        select position, removed_version
-        from conversation_items
-        where tenant_id = :tenant_id and item_id = item.id and conversation_id = (select id from named)
-        limit 1
-    ) as link"""
+
+# The link of a listed id, of which there is one at most: an id comes again only when it was removed.
+def _listed(public_id: str) -> str:
+    return f"""
+    select position, item_id
+    from conversation_items
+    where tenant_id = :tenant_id and conversation_id = (select id from named) and public_id = {public_id}
+        and removed_version is null
+    limit 1"""
+
 
 # Adds the items to the conversation that the statement has named `changed`, from its `first_position` on.
 _ADD_LINKED_ITEMS = f"""
@@ -33,10 +36,11 @@ added as (
     insert into items (tenant_id, position, is_output, public_id, type, call_id, body, fidelity, issuer)
     select changed.tenant_id, {NEW_ITEM}
     from changed cross join {NEW_ITEMS}
-    returning id, position
+    returning id, position, public_id
 ), links as (
-    insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
-    select changed.tenant_id, changed.id, changed.first_position + added.position, added.id, changed.version
+    insert into conversation_items (tenant_id, conversation_id, position, item_id, public_id, added_version)
+    select changed.tenant_id, changed.id, changed.first_position + added.position, added.id, added.public_id,
+        changed.version
     from changed cross join added
 )"""
 
@@ -76,10 +80,9 @@ from named
 
 ADD_ITEMS: Final = text(f"""
 with {_NAMED_CONVERSATION}, repeated as (
-    select min(item.public_id) as public_id
-    from {_ITEMS_WITH_LINKS}
-    where item.tenant_id = :tenant_id and item.public_id = any(cast(:public_ids as text[]))
-        and link.removed_version is null
+    select min(given.public_id) as public_id
+    from unnest(cast(:public_ids as text[])) as given (public_id)
+        cross join lateral ({_listed("given.public_id")}) as link
 ), changed as (
     update conversations
     set version = version + 1, next_position = next_position + cardinality(cast(:public_ids as text[]))
@@ -91,11 +94,11 @@ select exists (select from changed) as is_changed, named.is_locked, repeated.pub
 from named cross join repeated
 """)
 
+# The link is found by scalars: joined, it would be looked for at its position in every conversation.
 REMOVE_ITEM: Final = text(f"""
 with {_NAMED_CONVERSATION}, listed as (
     select max(link.position) as position
-    from {_ITEMS_WITH_LINKS}
-    where item.tenant_id = :tenant_id and item.public_id = :item_id and link.removed_version is null
+    from ({_listed(":item_id")}) as link
 ), changed as (
     update conversations
     set version = version + 1
@@ -103,11 +106,10 @@ with {_NAMED_CONVERSATION}, listed as (
         and version = (select version from named) and (select position from listed) is not null
     returning id, version
 ), removed as (
-    update conversation_items as link
-    set removed_version = changed.version
-    from changed
-    where link.tenant_id = :tenant_id and link.conversation_id = changed.id
-        and link.position = (select position from listed)
+    update conversation_items
+    set removed_version = (select version from changed)
+    where tenant_id = :tenant_id and conversation_id = (select id from changed) and public_id = :item_id
+        and position = (select position from listed)
 )
 select exists (select from changed) as is_changed, named.is_locked, listed.position is not null as is_listed,
     named.public_id, textsend(named.metadata) as metadata, named.created_at
@@ -119,8 +121,7 @@ with {_NAMED_CONVERSATION}
 select {ITEM}
 from named left join lateral (
     select item.*
-    from {_ITEMS_WITH_LINKS}
-    where item.tenant_id = :tenant_id and item.public_id = :item_id and link.removed_version is null
+    from ({_listed(":item_id")}) as link cross join lateral {LINKED_ITEM} as item
 ) as item on true
 """)
 
@@ -128,10 +129,14 @@ from named left join lateral (
 # One page behind the cursor, which may be an item that was removed: its place stays.
 def _list_items(order: str, behind: str, before_all: str) -> str:
     return f"""
-with {_NAMED_CONVERSATION}, cursor as (
-    select max(link.position) as place
-    from {_ITEMS_WITH_LINKS}
-    where item.tenant_id = :tenant_id and item.public_id = :after
+with {_NAMED_CONVERSATION}, cursor as materialized (
+    select (
+        select position
+        from conversation_items
+        where tenant_id = :tenant_id and conversation_id = (select id from named) and public_id = :after
+        order by removed_version is not null, position desc
+        limit 1
+    ) as place
 )
 select {ITEM}, cursor.place as cursor_place
 from named cross join cursor left join lateral (

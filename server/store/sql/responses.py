@@ -93,7 +93,7 @@ fresh as (
     )
     select response.tenant_id, response.id, {NEW_ITEM}
     from response cross join {NEW_ITEMS}
-    returning tenant_id, id, position
+    returning tenant_id, id, position, public_id
 )"""
 
 
@@ -110,8 +110,9 @@ with conversation as (
         and locked_until > clock_timestamp() and version = cast(:conversation_version as bigint)
     returning id, version, next_position - cardinality(cast(:public_ids as text[])) as first_position
 ), {_add("exists (select from conversation)")}, links as (
-    insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
-    select item.tenant_id, conversation.id, conversation.first_position + item.position, item.id, conversation.version
+    insert into conversation_items (tenant_id, conversation_id, position, item_id, public_id, added_version)
+    select item.tenant_id, conversation.id, conversation.first_position + item.position, item.id, item.public_id,
+        conversation.version
     from stored_items as item cross join conversation
 )
 select id from response
