@@ -108,6 +108,7 @@ class Conversations:
     ) -> ListedItems | None:
         """At most `limit` items behind the one whose id is `after`, which may have been removed meanwhile.
 
+        An id that came and went more than once has the first of its places in this order, so that no item is left out.
         Raises `errors.cursor_not_found` for one that was never there.
         """
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "after": after, "limit": limit + 1}

@@ -270,6 +270,20 @@ async def test_a_removed_item_can_come_again_and_has_its_new_place(store: Store)
     assert await store.listed() == ["b", "c", "one_in", "one_out", "two_in", "two_out"]
 
 
+async def test_a_cursor_that_came_and_went_twice_leaves_nothing_out(store: Store) -> None:
+    await store.converse("a", "b", "c")
+    await store.conversations.remove_item(1, "conv", "b")
+    await store.add("d", "b")
+    # Where it is listed again, its place is the one that it has in the list: a, c, d, b.
+    assert names(await store.page(after="b")) == []
+    assert names(await store.page(after="b", order="desc")) == ["d", "c", "a"]
+    await store.conversations.remove_item(1, "conv", "b")
+    await store.add("e")
+    # Whichever of its places a client had got to: it was behind a, or between d and e.
+    assert names(await store.page(after="b")) == ["c", "d", "e"]
+    assert names(await store.page(after="b", order="desc")) == ["d", "c", "a"]
+
+
 # --- what is unknown, listed twice, deleted
 
 

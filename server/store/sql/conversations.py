@@ -126,7 +126,8 @@ from named left join lateral (
 """)
 
 
-# One page behind the cursor, which may be an item that was removed: its place stays.
+# One page behind the cursor. That is where its id is listed; if it is no more, the first of the places that it had, in
+# the order asked for: some of the list may come again, but nothing is left out.
 def _list_items(order: str, behind: str, before_all: str) -> str:
     return f"""
 with {_NAMED_CONVERSATION}, cursor as materialized (
@@ -134,7 +135,7 @@ with {_NAMED_CONVERSATION}, cursor as materialized (
         select position
         from conversation_items
         where tenant_id = :tenant_id and conversation_id = (select id from named) and public_id = :after
-        order by removed_version is not null, position desc
+        order by removed_version is not null, position {order}
         limit 1
     ) as place
 )
