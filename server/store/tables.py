@@ -59,9 +59,10 @@ responses = Table(
     ),
     Index("responses_parent_id_idx", "tenant_id", "parent_id"),
     Index(
-        "responses_conversation_id_idx",
+        "responses_conversation_version_idx",
         "tenant_id",
         "conversation_id",
+        "conversation_version",
         postgresql_where=text("conversation_id is not null"),
     ),
 )

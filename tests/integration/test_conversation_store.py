@@ -376,7 +376,10 @@ async def test_a_deleted_conversation_is_gone_but_not_from_what_its_responses_sa
     assert await store.leases.take(1, "conv") is None
     assert await store.add("x") is False
     assert await store.said_before("one") == [["a"], ["one_in", "one_out"]]
-    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"one_in", "one_out"}
+    # What a response saw that is still there can be named, and nothing else.
+    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"a", "one_in", "one_out"}
+    await store.responses.delete(1, "resp_one")
+    assert await store.responses.referenced(1, ["a", "one_in", "one_out"]) == {}
 
 
 # --- references
@@ -411,7 +414,30 @@ async def test_an_item_of_a_deleted_conversation_can_be_reached_by_its_response(
     await store.turn("one")
     await store.conversations.remove_item(1, "conv", "one_out")
     await store.conversations.delete(1, "conv")
-    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"one_in", "one_out"}
+    assert set(await store.responses.referenced(1, ["one_in", "one_out"])) == {"one_in", "one_out"}
+
+
+async def test_what_a_response_saw_can_be_named_as_long_as_that_is_there(store: Store) -> None:
+    await store.converse("a", "unseen")
+    await store.conversations.remove_item(1, "conv", "unseen")
+    await store.turn("one")
+    await store.add("b", "later")
+    await store.conversations.remove_item(1, "conv", "a")
+    await store.turn("two")
+    for gone in ("b", "later", "one_out"):
+        await store.conversations.remove_item(1, "conv", gone)
+    await store.add("never")
+    await store.conversations.remove_item(1, "conv", "never")
+
+    async def named() -> set[str]:
+        return set(await store.responses.referenced(1, ["a", "unseen", "b", "later", "never", "one_out"]))
+
+    # The first saw a; the second b, later, and what the first had said.
+    assert await named() == {"a", "b", "later", "one_out"}
+    await store.responses.delete(1, "resp_one")
+    assert await named() == {"b", "later", "one_out"}
+    await store.responses.delete(1, "resp_two")
+    assert await named() == set()
 
 
 # --- one turn at a time
@@ -799,6 +825,19 @@ async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(
         await store.responses.add(turn(str(number), is_appended=False, items=[item("msg_0")]))
     rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=["msg_0"])
     assert rows["items"] == 1
+
+
+async def test_a_reference_to_a_removed_item_reads_one_response_that_saw_it(store: Store) -> None:
+    await store.converse("a", "unseen")
+    await store.conversations.remove_item(1, "conv", "unseen")
+    for number in range(100):
+        await store.turn(str(number))
+        await store.converse("a", name=f"other_{number}")
+        await store.conversations.remove_item(1, f"other_{number}", "a")
+    await store.conversations.remove_item(1, "conv", "a")
+    for name, responses in (("unseen", 0), ("a", 1)):
+        rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=[name])
+        assert rows["responses"] == responses, rows
 
 
 async def test_what_a_turn_stores_does_not_grow_with_its_conversation(store: Store, admin: Any) -> None:

@@ -19,7 +19,7 @@ from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0005"
+HEAD = "0006"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -190,6 +190,15 @@ async def test_links_get_the_ids_of_their_items_and_lose_them_again(empty_databa
         assert await catalogue(empty_database_url) == before
         assert [tuple(row) for row in await connection.fetch(links)] == had
         assert len(had) == 2
+
+
+async def test_the_index_of_responses_in_conversations_comes_and_goes(empty_database_url: str) -> None:
+    await in_transaction(empty_database_url, upgrade, "0005")
+    before = await catalogue(empty_database_url)
+    await migrate(empty_database_url)
+    assert await catalogue(empty_database_url) != before
+    await in_transaction(empty_database_url, downgrade, "0005")
+    assert await catalogue(empty_database_url) == before
 
 
 async def test_migrating_again_changes_nothing(database_url: str) -> None:

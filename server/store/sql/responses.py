@@ -145,9 +145,12 @@ where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 returning id
 """)
 
-# What a reference means: the newest item of that id which a client can still reach, by its response or in a list. The
-# look-up ends at it, since a model server may use an id again in every turn. The conditions are values: an `exists` is
-# answered for all items of the tenant at once.
+# Above every version: what bounds a search in an index must be one value.
+_NO_VERSION = 2**63 - 1
+
+# What a reference means: the newest item of that id which a client can still reach, by its response, in a list, or in
+# what a response saw of a list. The look-up ends at it, since a model server may use an id again in every turn. The
+# conditions are values: an `exists` is answered for all items of the tenant at once.
 REFERENCED: Final = text(f"""
 select {ITEM}
 from unnest(cast(:public_ids as text[])) as named (public_id) cross join lateral (
@@ -160,6 +163,14 @@ from unnest(cast(:public_ids as text[])) as named (public_id) cross join lateral
                 select deleted_at is null
                 from conversations
                 where tenant_id = :tenant_id and id = link.conversation_id
+            ) or (
+                select true
+                from responses
+                where tenant_id = :tenant_id and conversation_id = link.conversation_id
+                    and conversation_version >= link.added_version
+                    and conversation_version < coalesce(link.removed_version, {_NO_VERSION})
+                    and deleted_at is null
+                limit 1
             )
             from conversation_items as link
             where link.tenant_id = :tenant_id and link.item_id = one.id
