@@ -59,6 +59,10 @@ class LeaseLost(ApiError):
     """A turn may not add to its conversation any more, though it may still be stored."""
 
 
+class StoreUnavailable(ApiError):
+    """The database could not be asked, or its answer was lost: then what it was asked to do may have been done."""
+
+
 # --- the body and its members
 
 
@@ -344,8 +348,9 @@ def stopping() -> ApiError:
     return ApiError(503, "The server is stopping.", type="server_error")
 
 
-def store_unavailable() -> ApiError:
-    return ApiError(503, "The database is not available. It may be that nothing was stored.", type="server_error")
+def store_unavailable() -> StoreUnavailable:
+    message = "The database is not available. It may be that nothing was stored."
+    return StoreUnavailable(503, message, type="server_error")
 
 
 def internal() -> ApiError:

@@ -51,16 +51,14 @@ class Conversations:
         self._database = database
 
     async def add(self, tenant_id: int, conversation: Conversation, items: Sequence[Item]) -> None:
-        await self._database.run(
-            sql.ADD_CONVERSATION,
-            {
-                "tenant_id": tenant_id,
-                "public_id": conversation.public_id,
-                "metadata": conversation.metadata.decode(),
-                "created_at": conversation.created_at,
-                **item_columns(items),
-            },
-        )
+        """Store it with its first items. Where the answer to the write was lost, it is looked for."""
+        named = {"tenant_id": tenant_id, "public_id": conversation.public_id}
+        made = {"metadata": conversation.metadata.decode(), "created_at": conversation.created_at}
+        try:
+            await self._database.run(sql.ADD_CONVERSATION, named | made | item_columns(items))
+        except errors.StoreUnavailable:
+            if not await self._database.holds(sql.CONVERSATION, named):
+                raise
 
     async def get(self, tenant_id: int, public_id: str) -> Conversation | None:
         rows = await self._database.run(sql.CONVERSATION, {"tenant_id": tenant_id, "public_id": public_id})
@@ -79,10 +77,18 @@ class Conversations:
     async def add_items(self, tenant_id: int, public_id: str, items: Sequence[Item]) -> bool:
         """Whether there is such a conversation, with these items at its end.
 
-        Raises `errors.conversation_locked`, and `errors.repeated_item_id` for an id that it already lists.
+        Where the answer to the write was lost, they are looked for: who tries again would add them once more, under
+        other ids. Raises `errors.conversation_locked`, and `errors.repeated_item_id` for an id that it already lists.
         """
-        parameters = {"tenant_id": tenant_id, "public_id": public_id, **item_columns(items)}
-        row = await self._change(sql.ADD_ITEMS, parameters)
+        named = {"tenant_id": tenant_id, "public_id": public_id}
+        columns = item_columns(items)
+        try:
+            row = await self._change(sql.ADD_ITEMS, named | columns)
+        except errors.StoreUnavailable:
+            given = {name: columns[name] for name in ("public_ids", "bodies")}
+            if not await self._database.holds(sql.ARE_LISTED, named | given):
+                raise
+            return True
         return row is not None
 
     async def remove_item(self, tenant_id: int, public_id: str, item_id: str) -> Conversation | None:

@@ -4,8 +4,6 @@ Bodies are bytes outside and text inside; the border is here. Nothing is ever re
 statement, and raises `errors.store_unavailable` when the database cannot be asked.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
@@ -22,9 +20,6 @@ from server.store.database import ConstraintViolated, Database
 from server.store.leases import Lease
 from server.store.rows import item_columns, items_of
 from server.store.sql import responses as sql
-
-DOUBT_MAX_S = 5
-"""How long a turn whose write was not answered may wait to learn what became of it."""
 
 
 class Parent(Struct, frozen=True):
@@ -137,8 +132,9 @@ class Responses:
             if violation.name == "responses_parent_id_fkey":
                 raise errors.lost_ancestor(response.public_id) from violation
             raise
-        except errors.ApiError:
-            if await self._was_stored(response):
+        except errors.StoreUnavailable:
+            named = {"tenant_id": response.tenant_id, "public_id": response.public_id}
+            if await self._database.holds(sql.IS_STORED, named):
                 return
             raise
         if not rows:
@@ -152,17 +148,6 @@ class Responses:
     async def delete(self, tenant_id: int, public_id: str) -> bool:
         """Make a response unreachable, and say whether there was one. Its descendants keep their history."""
         return bool(await self._database.run(sql.DELETE, {"tenant_id": tenant_id, "public_id": public_id}))
-
-    async def _was_stored(self, response: NewResponse) -> bool:
-        """Whether only the answer to a write was lost, with its connection. A commit may come a moment after that."""
-        parameters = {"tenant_id": response.tenant_id, "public_id": response.public_id}
-        with contextlib.suppress(errors.ApiError, TimeoutError):
-            async with asyncio.timeout(DOUBT_MAX_S):
-                for delay_s in (0, 0.2, 0.5):
-                    await asyncio.sleep(delay_s)
-                    if await self._database.run(sql.IS_STORED, parameters):
-                        return True
-        return False
 
     async def _walk(self, tenant_id: int, public_id: str, *, input_only: bool) -> Sequence[Row[Any]] | None:
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "input_only": input_only}

@@ -94,6 +94,16 @@ select exists (select from changed) as is_changed, named.is_locked, repeated.pub
 from named cross join repeated
 """)
 
+# A row where all of these items are listed, each with its text: as they are when they were added this moment.
+ARE_LISTED: Final = text(f"""
+with {_NAMED_CONVERSATION}
+select count(*)
+from unnest(cast(:public_ids as text[]), cast(:bodies as text[])) as given (public_id, body)
+    cross join lateral ({_listed("given.public_id")}) as link cross join lateral {LINKED_ITEM} as item
+where item.body = given.body
+having count(*) = cardinality(cast(:public_ids as text[]))
+""")
+
 # The link is found by scalars: joined, it would be looked for at its position in every conversation.
 REMOVE_ITEM: Final = text(f"""
 with {_NAMED_CONVERSATION}, listed as (
