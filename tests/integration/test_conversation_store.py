@@ -591,6 +591,49 @@ async def test_a_turn_that_waited_for_another_ones_end_sees_what_it_added(store:
     assert await store.said_before("two") == [["a"], ["one_in"], ["two_in", "two_out"]]
 
 
+class Interrupted:
+    """A database whose answers come late, or not at all, where `fails_at` or `hangs_at` is asked for."""
+
+    def __init__(self, database: Database, *, fails_at: Any = None, hangs_at: Any = None) -> None:
+        self._database = database
+        self._fails_at = fails_at
+        self._hangs_at = hangs_at
+        self.has_hung = asyncio.Event()
+
+    async def run(self, statement: Any, parameters: Any = None) -> Any:
+        if statement is self._fails_at:
+            raise errors.store_unavailable()
+        rows = await self._database.run(statement, parameters)
+        if statement is self._hangs_at:
+            self.has_hung.set()
+            await asyncio.sleep(60)
+        return rows
+
+
+async def test_a_lease_whose_history_cannot_be_read_is_given_back(store: Store, admin: Any) -> None:
+    await store.converse("a")
+    broken: Any = Interrupted(store.database, fails_at=sql.CONVERSATION_HISTORY)
+    async with held(admin, A_WHOLE_TURN):
+        waiting = asyncio.create_task(refusal(Leases(broken, 60).take(1, "conv")))
+        await until_waiting(admin)
+    status, _, _ = await waiting
+    assert status == 503
+    _, history = await store.take()
+    assert [names(said) for said in history.turns] == [["a"], ["one_in"]]
+
+
+async def test_a_lease_is_given_back_by_who_is_cancelled_before_knowing_of_it(store: Store) -> None:
+    await store.converse("a")
+    slow: Any = Interrupted(store.database, hangs_at=sql.LOCK)
+    taking = asyncio.create_task(Leases(slow, 60).take(1, "conv"))
+    await slow.has_hung.wait()
+    assert locked(await refusal(store.take()))
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await store.take()
+
+
 async def test_a_turn_that_waited_for_an_edit_sees_it(store: Store, admin: Any) -> None:
     await store.converse("a", "b")
     async with unfinished(admin):
