@@ -530,6 +530,21 @@ async def test_a_lease_ends_by_time_and_its_turn_with_it(database: Database) -> 
     assert status == 503
 
 
+async def test_a_list_that_was_edited_is_not_appended_to_though_the_lease_holds_by_the_clock(
+    store: Store, admin: Any
+) -> None:
+    """The clock was set back: the lease had run out when the edit was made, and is good again."""
+    await store.converse("a")
+    lease, _ = await store.take()
+    await admin.execute("update conversations set locked_until = now() - interval '1 second'")
+    assert await store.add("b") is True
+    await admin.execute("update conversations set locked_until = now() + interval '1 minute'")
+    status, _, _ = await refusal(store.turn("late", lease))
+    assert status == 503
+    assert await store.responses.get(1, "resp_late") is None
+    assert await store.listed() == ["a", "b"]
+
+
 async def test_a_renewed_lease_holds_on(database: Database) -> None:
     store = Store(database, lease_s=0.5)
     await store.converse("a")
