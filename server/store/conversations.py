@@ -1,7 +1,8 @@
 """Conversations: lists of items, edited by their clients and gone on from by turns, one at a time.
 
-Every method is one statement, repeated only where another change came between; it raises `errors.store_unavailable`
-when the database cannot be asked, and returns None for a conversation that is unknown, deleted or another tenant's.
+Every method is one statement, repeated where another change came between, and followed by a look where the answer to a
+write was lost. It raises `errors.store_unavailable` when the database cannot be asked. A conversation that is unknown,
+deleted or another tenant's looks the same: None, or False to who asks whether there was one.
 """
 
 from collections.abc import Mapping, Sequence

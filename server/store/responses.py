@@ -1,7 +1,8 @@
 """Responses and their items: stored whole at a turn's end, read again as history, as a response, or as its input.
 
 Bodies are bytes outside and text inside; the border is here. Nothing is ever read into them. Every method is one
-statement, and raises `errors.store_unavailable` when the database cannot be asked.
+statement, but for a second that names what is lost of a history, and for looks where the answer to a write was lost. It
+raises `errors.store_unavailable` when the database cannot be asked.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """The statements about conversations and the leases on them.
 
-A statement that changes one waits for its row, but what it reads besides is as old as its own start. So each says
-which version it has read, and changes no other: who is overtaken is told, and tries again.
+A statement that changes one waits for its row, but what it reads besides is as old as its own start. So one that edits
+the list says which version it has read, and changes no other: who is overtaken is told, and tries again. Who takes the
+lease is told both versions. Metadata, deletion, and the end of a lease depend on nothing but the row itself.
 """
 
 from typing import Final
