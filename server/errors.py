@@ -24,7 +24,8 @@ class ApiError(Exception):
     """An answer that is not a success.
 
     `status` is HTTP's; `message`, `type`, `param` and `code` are the members of the body's `error`. `retry_after` is
-    the header's value as the upstream sent it. The SDKs send a 409 again unless `should_retry` is false.
+    the header's value as the upstream sent it, and `allow` that of a 405. The SDKs send a 409 again unless
+    `should_retry` is false.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: str | None = None,
+        allow: str | None = None,
         should_retry: bool = True,
     ) -> None:
         super().__init__(message)
@@ -45,6 +47,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
         self.should_retry = should_retry
 
 
@@ -58,6 +61,10 @@ class LeaseLost(ApiError):
 
 class NoOutput(ApiError):
     """A turn that showed nothing: it is stored as failed, and its client is to try again."""
+
+
+class StoreUnavailable(ApiError):
+    """The database could not be asked, or its answer was lost: then what it was asked to do may have been done."""
 
 
 # --- the body and its members
@@ -75,17 +82,17 @@ def missing_parameter(param: str) -> ApiError:
     return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
 
 
-def duplicate_parameter(param: str) -> ApiError:
-    return ApiError(400, f"Duplicate parameter: '{param}'.", param=param, code="invalid_value")
+def duplicate_parameter(param: str, member: str | None = None) -> ApiError:
+    """`member`, here and below, is the path in the message, where the contract's `param` names only what holds it."""
+    return ApiError(400, f"Duplicate parameter: '{member or param}'.", param=param, code="invalid_value")
 
 
-def invalid_type(param: str, expected: str, got: str) -> ApiError:
-    message = f"Invalid type for '{param}': expected {expected}, but got {got} instead."
+def invalid_type(param: str, expected: str, got: str, member: str | None = None) -> ApiError:
+    message = f"Invalid type for '{member or param}': expected {expected}, but got {got} instead."
     return ApiError(400, message, param=param, code="invalid_type")
 
 
 def invalid_value(param: str, supported: Iterable[str], member: str | None = None) -> ApiError:
-    """`member` is the path in the message, where the contract's `param` names only the item that holds it."""
     names = [f"'{name}'" for name in supported]
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     message = f"Invalid value for '{member or param}'. Supported values are: {listed}."
@@ -114,8 +121,10 @@ def too_many_properties(param: str, maximum: int, got: int) -> ApiError:
     return ApiError(400, message, param=param, code="object_above_max_properties")
 
 
-def string_too_long(param: str, maximum: int, got: int) -> ApiError:
-    message = f"Invalid '{param}': string too long. Expected at most {maximum} characters, but got {got} instead."
+def string_too_long(param: str, maximum: int, got: int, member: str | None = None) -> ApiError:
+    message = (
+        f"Invalid '{member or param}': string too long. Expected at most {maximum} characters, but got {got} instead."
+    )
     return ApiError(400, message, param=param, code="string_above_max_length")
 
 
@@ -232,8 +241,8 @@ def call_without_output(call_id: str) -> ApiError:
     return ApiError(400, f"No tool output found for function call {call_id}.", param="input")
 
 
-def output_without_call(call_id: str) -> ApiError:
-    return ApiError(400, f"No tool call found for function call output with call_id {call_id}.", param="input")
+def output_without_call(call_id: str, param: str) -> ApiError:
+    return ApiError(400, f"No tool call found for function call output with call_id {call_id}.", param=param)
 
 
 def encrypted_only(item_id: str, param: str) -> ApiError:
@@ -255,8 +264,8 @@ def bad_request(status: int) -> ApiError:
     return ApiError(status, "The request can't be read.")
 
 
-def method_not_allowed() -> ApiError:
-    return ApiError(405, "Method not allowed.")
+def method_not_allowed(allowed: Iterable[str]) -> ApiError:
+    return ApiError(405, "Method not allowed.", allow=", ".join(sorted(allowed)))
 
 
 # --- the upstream, and ourselves
@@ -343,8 +352,9 @@ def stopping() -> ApiError:
     return ApiError(503, "The server is stopping.", type="server_error")
 
 
-def store_unavailable() -> ApiError:
-    return ApiError(503, "The database is not available. It may be that nothing was stored.", type="server_error")
+def store_unavailable() -> StoreUnavailable:
+    message = "The database is not available. It may be that nothing was stored."
+    return StoreUnavailable(503, message, type="server_error")
 
 
 def internal() -> ApiError:

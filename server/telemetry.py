@@ -161,7 +161,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _frames(traceback: TracebackType | None) -> str:
-    """Our own frames, innermost first (`server/store/sql.py:12 < server/app.py:40`), else the innermost of others."""
+    """Our own frames, innermost first (`server/store/rows.py:12 < server/app.py:40`), else the innermost of others."""
     places: list[tuple[Path, int]] = []
     while traceback is not None:
         places.append((Path(traceback.tb_frame.f_code.co_filename), traceback.tb_lineno))

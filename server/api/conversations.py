@@ -1,27 +1,31 @@
 """The routes under /v1/conversations."""
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, post
 
 from server import errors
 from server.api import wire
-from server.api.responses import TENANT_ID
+from server.api.wire import TENANT_ID, AnyRequest
 from server.engine.conversations import ConversationEdits
+from server.errors import ApiError
 from server.protocol import ids, pages
 from server.protocol.conversation import conversation_object, deleted_conversation_object
 from server.protocol.shown import shown
 from server.store.conversations import Conversation
-
-AnyRequest = Request[Any, Any, Any]
+from server.telemetry import Telemetry
 
 
 @post("/v1/conversations", status_code=200)
 async def create_conversation(request: AnyRequest) -> Response[bytes]:
-    return _shown(await _edits(request).create(TENANT_ID, await _body(request)))
+    with _logged(request, "conversation_created") as line:
+        made = await _edits(request).create(TENANT_ID, await _body(request))
+        line["conversation_id"] = made.public_id
+    return _shown(made)
 
 
-@get("/v1/conversations/{conversation_id:str}")
+@wire.get("/v1/conversations/{conversation_id:str}")
 async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
     return _shown(await _edits(request).get(TENANT_ID, _conversation_id(request)))
 
@@ -29,23 +33,27 @@ async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
 @post("/v1/conversations/{conversation_id:str}", status_code=200)
 async def update_conversation(request: AnyRequest) -> Response[bytes]:
     """The metadata is replaced whole."""
-    return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await _body(request)))
+    with _logged(request, "metadata_replaced"):
+        return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await _body(request)))
 
 
 @delete("/v1/conversations/{conversation_id:str}", status_code=200)
 async def delete_conversation(request: AnyRequest) -> Response[bytes]:
-    conversation_id = _conversation_id(request)
-    await _edits(request).delete(TENANT_ID, conversation_id)
+    with _logged(request, "conversation_deleted"):
+        conversation_id = _conversation_id(request)
+        await _edits(request).delete(TENANT_ID, conversation_id)
     return wire.json_response(deleted_conversation_object(conversation_id))
 
 
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200)
 async def add_items(request: AnyRequest) -> Response[bytes]:
-    items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await _body(request))
+    with _logged(request, "items_added") as line:
+        items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await _body(request))
+        line["items"] = len(items)
     return wire.json_response(pages.envelope(items, has_more=False))
 
 
-@get("/v1/conversations/{conversation_id:str}/items")
+@wire.get("/v1/conversations/{conversation_id:str}/items")
 async def list_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
@@ -53,7 +61,7 @@ async def list_items(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(pages.envelope(listed.items, has_more=listed.has_more))
 
 
-@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
+@wire.get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
 async def retrieve_item(request: AnyRequest) -> Response[bytes]:
     item = await _edits(request).get_item(TENANT_ID, _conversation_id(request), _item_id(request))
     return wire.json_response(shown(item))
@@ -62,7 +70,8 @@ async def retrieve_item(request: AnyRequest) -> Response[bytes]:
 @delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200)
 async def delete_item(request: AnyRequest) -> Response[bytes]:
     """The answer is the conversation, as the SDKs expect (contract api.md 1, row 15)."""
-    return _shown(await _edits(request).remove_item(TENANT_ID, _conversation_id(request), _item_id(request)))
+    with _logged(request, "item_removed"):
+        return _shown(await _edits(request).remove_item(TENANT_ID, _conversation_id(request), _item_id(request)))
 
 
 ROUTES = [
@@ -75,6 +84,24 @@ ROUTES = [
     retrieve_item,
     delete_item,
 ]
+
+
+@contextlib.contextmanager
+def _logged(request: AnyRequest, event: str) -> Iterator[dict[str, str | int]]:
+    """A line about an edit, carried out as `event` or refused; what it is given besides is in a line of the first kind.
+
+    An id of an item is its client's own words, and so may be what stands in the place of a conversation's.
+    """
+    telemetry: Telemetry = request.app.state.telemetry
+    named = request.path_params.get("conversation_id", "")
+    line: dict[str, str | int] = {"conversation_id": named} if ids.is_conversation_id(named) else {}
+    try:
+        yield line
+    except ApiError as error:
+        log = telemetry.warning if error.status >= 500 else telemetry.info
+        log("edit_refused", edit=event, **line, status=error.status, code=error.code)
+        raise
+    telemetry.info(event, **line)
 
 
 def _shown(conversation: Conversation) -> Response[bytes]:

@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
-from litestar import Request, post
+from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 
 from server import errors
 from server.api import wire
+from server.api.wire import AnyRequest
 from server.protocol.request import parse_object
 from server.upstream.choose import Upstreams
 
@@ -21,7 +21,7 @@ def routes(paths: Sequence[str]) -> list[HTTPRouteHandler]:
     return [post(list(paths))(_pass_on)] if paths else []
 
 
-async def _pass_on(request: Request[Any, Any, Any]) -> Stream:
+async def _pass_on(request: AnyRequest) -> Stream:
     """The upstream's reply as it comes: status, content type, bytes. What the client calls itself by stays here."""
     state = request.app.state
     body = await wire.read_body(request.scope, request.receive, state.body_bytes_max)

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from typing import Any
 
-from litestar import Request, Response, asgi, delete, get, post
+from litestar import Response, asgi, delete, post
 from litestar.types import Receive, Scope, Send
 
 from server import errors
 from server.api import wire
+from server.api.wire import TENANT_ID, AnyRequest
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Prepared
 from server.engine.run import Run
@@ -18,9 +18,6 @@ from server.protocol import ids, pages, raw, response
 from server.protocol.explained import explained
 from server.protocol.shown import shown
 from server.store.responses import Responses
-
-TENANT_ID = 1
-"""The one open tenant, until keys say whose request it is."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -37,7 +34,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
     reply = _Reply(send)
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
-            raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed()
+            raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed(["POST"])
         try:
             body = await wire.read_body(scope, receive, state.body_bytes_max)
         except ApiError as error:
@@ -59,8 +56,8 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
         await reply.refuse(errors.internal())
 
 
-@get("/v1/responses/{response_id:str}")
-async def retrieve_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+@wire.get("/v1/responses/{response_id:str}")
+async def retrieve_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
     stored = await _responses(request).get(TENANT_ID, response_id)
     if stored is None:
@@ -71,7 +68,7 @@ async def retrieve_response(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
-async def delete_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def delete_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
     if not await _responses(request).delete(TENANT_ID, response_id):
         raise errors.response_not_found(response_id)
@@ -79,8 +76,8 @@ async def delete_response(request: Request[Any, Any, Any]) -> Response[bytes]:
     return wire.json_response(raw.render(members))
 
 
-@get("/v1/responses/{response_id:str}/input_items")
-async def list_input_items(request: Request[Any, Any, Any]) -> Response[bytes]:
+@wire.get("/v1/responses/{response_id:str}/input_items")
+async def list_input_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
     response_id = _response_id(request)
@@ -91,7 +88,7 @@ async def list_input_items(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @post("/v1/responses/{response_id:str}/cancel")
-async def cancel_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def cancel_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
     if await _responses(request).get(TENANT_ID, response_id) is None:
         raise errors.response_not_found(response_id)
@@ -99,7 +96,7 @@ async def cancel_response(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @post("/v1/responses/replay", status_code=200)
-async def rehearse_response(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def rehearse_response(request: AnyRequest) -> Response[bytes]:
     """What a create request would send upstream, and why; or the one that made a response. Nothing is sent, or kept."""
     state = request.app.state
     body = await wire.read_body(request.scope, request.receive, state.body_bytes_max)
@@ -200,7 +197,7 @@ async def _leave(receive: Receive) -> None:
         pass
 
 
-def _response_id(request: Request[Any, Any, Any]) -> str:
+def _response_id(request: AnyRequest) -> str:
     """The id in the path; one that can't be any response's is unknown like any other."""
     response_id = wire.path_text(request, "response_id")
     if not ids.is_usable(response_id):
@@ -208,6 +205,6 @@ def _response_id(request: Request[Any, Any, Any]) -> str:
     return response_id
 
 
-def _responses(request: Request[Any, Any, Any]) -> Responses:
+def _responses(request: AnyRequest) -> Responses:
     responses: Responses = request.app.state.responses
     return responses

@@ -1,12 +1,12 @@
 """The routes that say how the server is, and which models there are."""
 
 import asyncio
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response
 
 from server import errors
 from server.api import wire
+from server.api.wire import AnyRequest
 from server.protocol import models, raw
 from server.store.database import Database
 from server.upstream.choose import Upstreams
@@ -17,14 +17,14 @@ MODELS_MAX_S = 5.0
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
-@get(["/healthz", "/health"])
+@wire.get(["/healthz", "/health"])
 async def check_health() -> Response[bytes]:
     """The process is alive."""
     return wire.json_response(b'{"status":"ok"}')
 
 
-@get("/readyz")
-async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
+@wire.get("/readyz")
+async def check_readiness(request: AnyRequest) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
     database_is_ready, upstream_is_ready = await asyncio.gather(
@@ -38,14 +38,14 @@ async def check_readiness(request: Request[Any, Any, Any]) -> Response[bytes]:
     return wire.json_response(raw.render(members), 200 if database_is_ready else 503)
 
 
-@get("/v1/models")
-async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
+@wire.get("/v1/models")
+async def list_models(request: AnyRequest) -> Response[bytes]:
     """What all upstreams list."""
     return wire.json_response(models.model_list(await _models(request)))
 
 
-@get("/v1/models/{model:path}")
-async def retrieve_model(request: Request[Any, Any, Any]) -> Response[bytes]:
+@wire.get("/v1/models/{model:path}")
+async def retrieve_model(request: AnyRequest) -> Response[bytes]:
     name = wire.path_text(request, "model").removeprefix("/")
     for model in await _models(request):
         if models.id_of(model) == name:
@@ -61,7 +61,7 @@ async def _pings(database: Database) -> bool:
         return False
 
 
-async def _models(request: Request[Any, Any, Any]) -> list[bytes]:
+async def _models(request: AnyRequest) -> list[bytes]:
     upstreams: Upstreams = request.app.state.upstreams
     return await upstreams.models(MODELS_MAX_S)
 

@@ -7,15 +7,21 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from litestar import Request, Response
+from litestar import HttpMethod, Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import Message, Receive, Scope
 
 from server import errors
 from server.errors import ApiError
 from server.telemetry import Telemetry
 
+TENANT_ID = 1
+"""The one open tenant, until keys say whose request it is."""
+
 JSON = "application/json"
+
+AnyRequest = Request[Any, Any, Any]
 
 _LENGTH_DIGITS_MAX = 18
 
@@ -26,7 +32,12 @@ class ClientLeft(Exception):
     """The client went before its request was whole."""
 
 
-def path_text(request: Request[Any, Any, Any], name: str) -> str:
+def get(path: str | list[str]) -> HTTPRouteHandler:
+    """A route that is read, also by HEAD: that is its answer without the body (RFC 9110, 9.3.2)."""
+    return HTTPRouteHandler(path, http_method=[HttpMethod.GET, HttpMethod.HEAD])
+
+
+def path_text(request: AnyRequest, name: str) -> str:
     """A parameter of the path as its client meant it: a slash in it does not end it (`route_by_raw_path`)."""
     return unquote(request.path_params[name])
 
@@ -47,21 +58,26 @@ def error_body(error: ApiError) -> bytes:
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    headers = {} if error.retry_after is None else {"retry-after": error.retry_after}
-    return headers if error.should_retry else {**headers, "x-should-retry": "false"}
+    headers = {
+        "retry-after": error.retry_after,
+        "allow": error.allow,
+        "x-should-retry": None if error.should_retry else "false",
+    }
+    return {name: value for name, value in headers.items() if value is not None}
 
 
-def render_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+def render_api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
     if error.status >= 500:
         cause = type(error.__cause__).__name__ if error.__cause__ else None
         request.app.state.telemetry.warning("request_failed", status=error.status, code=error.code, cause=cause)
     return Response(error_body(error), status_code=error.status, media_type=JSON, headers=error_headers(error))
 
 
-def render_http_exception(request: Request[Any, Any, Any], exception: HTTPException) -> Response[bytes]:
+def render_http_exception(request: AnyRequest, exception: HTTPException) -> Response[bytes]:
     """The framework's own refusals: of a path, a method, a request that it can't read."""
     if isinstance(exception, MethodNotAllowedException):
-        return render_api_error(request, errors.method_not_allowed())
+        allowed = (exception.headers or {}).get("allow", "")
+        return render_api_error(request, errors.method_not_allowed(allowed.split(", ")))
     if exception.status_code == 404:
         return render_api_error(request, errors.route_not_found())
     if exception.status_code < 500:
@@ -69,13 +85,13 @@ def render_http_exception(request: Request[Any, Any, Any], exception: HTTPExcept
     return render_crash(request, exception)
 
 
-def render_crash(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
+def render_crash(request: AnyRequest, exception: Exception) -> Response[bytes]:
     telemetry: Telemetry = request.app.state.telemetry
     telemetry.crash("request_crashed", exception)
     return render_api_error(request, errors.internal())
 
 
-def render_client_left(request: Request[Any, Any, Any], _: ClientLeft) -> Response[bytes]:
+def render_client_left(request: AnyRequest, _: ClientLeft) -> Response[bytes]:
     """Nobody reads it, but the framework wants an answer."""
     return render_api_error(request, errors.bad_request(400))
 

@@ -41,8 +41,9 @@ class Histories:
         self._telemetry = telemetry
 
     async def of(self, tenant_id: int, request: Request) -> tuple[Origin, list[list[Item]]]:
-        """What the request goes on from, and the turns up to there, oldest first; at most one read.
+        """What the request goes on from, and the turns up to there, oldest first.
 
+        One statement at most, which claims a conversation with it; a second where another turn's end was waited for.
         Whoever gets an origin must free it or use it up. Raises ApiError: 400 for an unknown previous response or a
         locked conversation, 404 for an unknown one.
         """

@@ -103,8 +103,8 @@ async def _prepared_aside(basis: _Basis) -> Prepared:
 
 def _prepared(basis: _Basis) -> Prepared:
     request, upstream = basis.request, basis.upstream
-    context = whole(basis.history, basis.given)
     history_param = "previous_response_id" if request.conversation_id is None else "conversation"
+    context = whole(basis.history, basis.given, history_param)
     sent = kept_within(request, context, upstream.budget, history_param)
     decisions = replay(context, upstream.profile, history_param, upstream.issuer(request.model))
     if all(decision.copy is None for decision in decisions):

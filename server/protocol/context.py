@@ -51,8 +51,11 @@ class Context(msgspec.Struct, frozen=True):
         return {item.public_id for turn in self.turns for item in turn}
 
 
-def whole(history: Sequence[list[Item]], request_input: Input) -> Context:
+def whole(history: Sequence[list[Item]], request_input: Input, history_param: str = "input") -> Context:
     """The context of a request; raises ApiError 400 where it is not whole.
+
+    `history_param` is the member of the request that names the history. An output there whose call was deleted from
+    the conversation is a fault of that, and no other input mends it.
 
     In this order: an id that the request brings and the history has, an output without a call, a call without an
     output (each by position), and no item at all, which leaves nothing to answer.
@@ -61,7 +64,7 @@ def whole(history: Sequence[list[Item]], request_input: Input) -> Context:
         for item in turn:
             if item.public_id in request_input.brought_ids:
                 raise errors.repeated_item_id(item.public_id, "input")
-    context = _answered([*history, request_input.items])
+    context = _answered([*history, request_input.items], history_param)
     _refuse_open_calls(context)
     if not any(context.turns):
         raise errors.nothing_to_answer()
@@ -98,9 +101,10 @@ def is_assistants(item: Item) -> bool:
     return item.type == "message" and raw.Object(item.body).string("role") in ("assistant", None)
 
 
-def _answered(turns: list[list[Item]]) -> Context:
+def _answered(turns: list[list[Item]], history_param: str) -> Context:
     """The turns, with the call that each output answers; raises ApiError 400 for an output that answers none."""
     items = [item for turn in turns for item in turn]
+    history_length = len(items) - len(turns[-1])
     by_name = any(item.type in _FAMILY_OF_OUTPUT and item.call_id is None for item in items)
     open_calls = _OpenCalls()
     answers: dict[int, int] = {}
@@ -110,7 +114,8 @@ def _answered(turns: list[list[Item]]) -> Context:
         elif family := _FAMILY_OF_OUTPUT.get(item.type):
             call = open_calls.take(_keys_of_output(item, family))
             if call is None:
-                raise errors.output_without_call(item.call_id or item.public_id)
+                param = history_param if position < history_length else "input"
+                raise errors.output_without_call(item.call_id or item.public_id, param)
             answers[position] = call
     return Context(turns, answers, frozenset(answers.values()))
 

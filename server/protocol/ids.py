@@ -9,6 +9,7 @@ import secrets
 KEY_LENGTH_MAX = 256
 
 _UNUSABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONVERSATION_ID = re.compile("conv_[0-9a-f]{48}")
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -41,6 +42,11 @@ def new_response_id() -> str:
 
 def new_conversation_id() -> str:
     return f"conv_{secrets.token_hex(24)}"
+
+
+def is_conversation_id(text: str) -> bool:
+    """Whether a text is of the form that all conversations' ids have, which no client chooses."""
+    return _CONVERSATION_ID.fullmatch(text) is not None
 
 
 def new_item_id(item_type: str) -> str:

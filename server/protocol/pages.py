@@ -16,6 +16,9 @@ from server.protocol.shown import shown
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 100
+LIMIT_DIGITS_MAX = 20
+"""A longer number is not quoted, and so not read."""
+
 ORDERS = ("asc", "desc")
 
 
@@ -66,7 +69,7 @@ def _limit(text: str | None) -> int:
         return LIMIT_DEFAULT
     # `int` takes signs, spaces, underscores and other scripts' digits; a number of this query has at most a minus.
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= LIMIT_DIGITS_MAX):
         raise errors.invalid_type("limit", "an integer", "a string")
     limit = int(text)
     if limit < 1:

@@ -204,8 +204,13 @@ def _is_include(param: str, value: bytes) -> None:
 
 
 def check_metadata(param: str, value: bytes) -> None:
-    """At most 16 pairs of strings; lengths are counted in characters. The param is `metadata` for every pair."""
-    pairs = list(_object(param, value).members())
+    """At most 16 pairs of strings; lengths are counted in characters.
+
+    The param is `metadata` for every pair, and the message names `metadata.KEY`. A key comes once: metadata are stored
+    as they came, and what stood there under a repeated key would be held to no limit.
+    """
+    metadata = _object(param, value)
+    pairs = list(metadata.members())
     if len(pairs) > METADATA_PAIRS_MAX:
         raise errors.too_many_properties(param, METADATA_PAIRS_MAX, len(pairs))
     for name, pair in pairs:
@@ -213,10 +218,14 @@ def check_metadata(param: str, value: bytes) -> None:
             raise errors.string_too_long(param, METADATA_KEY_LENGTH_MAX, len(name))
         if not ids.is_usable(name):
             raise errors.unusable_text(param, METADATA_KEY_LENGTH_MAX)
-        _is_string(param, pair)
+        member = f"{param}.{name}"
+        if not pair.startswith(b'"'):
+            raise errors.invalid_type(param, "a string", raw.kind(pair), member)
         length = len(raw.decode(pair))
         if length > METADATA_VALUE_LENGTH_MAX:
-            raise errors.string_too_long(param, METADATA_VALUE_LENGTH_MAX, length)
+            raise errors.string_too_long(param, METADATA_VALUE_LENGTH_MAX, length, member)
+    for name in metadata.repeated:
+        raise errors.duplicate_parameter(param, f"{param}.{name}")
 
 
 def _is_tools(param: str, value: bytes) -> None:

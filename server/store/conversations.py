@@ -1,7 +1,8 @@
 """Conversations: lists of items, edited by their clients and gone on from by turns, one at a time.
 
-Every method is one statement, repeated only where another change came between; it raises `errors.store_unavailable`
-when the database cannot be asked, and returns None for a conversation that is unknown, deleted or another tenant's.
+Every method is one statement, repeated where another change came between, and followed by a look where the answer to a
+write was lost. It raises `errors.store_unavailable` when the database cannot be asked. A conversation that is unknown,
+deleted or another tenant's looks the same: None, or False to who asks whether there was one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,9 @@ from sqlalchemy import Row, TextClause
 
 from server import errors
 from server.protocol.items import Item
-from server.store import sql
 from server.store.database import Database
 from server.store.rows import item_columns, items_of
+from server.store.sql import conversations as sql
 
 # Each try that fails means that somebody else's change was carried out; so many in a row, that the list is overrun.
 _TRIES_MAX = 100
@@ -51,16 +52,14 @@ class Conversations:
         self._database = database
 
     async def add(self, tenant_id: int, conversation: Conversation, items: Sequence[Item]) -> None:
-        await self._database.run(
-            sql.ADD_CONVERSATION,
-            {
-                "tenant_id": tenant_id,
-                "public_id": conversation.public_id,
-                "metadata": conversation.metadata.decode(),
-                "created_at": conversation.created_at,
-                **item_columns(items),
-            },
-        )
+        """Store it with its first items. Where the answer to the write was lost, it is looked for."""
+        named = {"tenant_id": tenant_id, "public_id": conversation.public_id}
+        made = {"metadata": conversation.metadata.decode(), "created_at": conversation.created_at}
+        try:
+            await self._database.run(sql.ADD_CONVERSATION, named | made | item_columns(items))
+        except errors.StoreUnavailable:
+            if not await self._database.holds(sql.CONVERSATION, named):
+                raise
 
     async def get(self, tenant_id: int, public_id: str) -> Conversation | None:
         rows = await self._database.run(sql.CONVERSATION, {"tenant_id": tenant_id, "public_id": public_id})
@@ -79,10 +78,18 @@ class Conversations:
     async def add_items(self, tenant_id: int, public_id: str, items: Sequence[Item]) -> bool:
         """Whether there is such a conversation, with these items at its end.
 
-        Raises `errors.conversation_locked`, and `errors.repeated_item_id` for an id that it already lists.
+        Where the answer to the write was lost, they are looked for: who tries again would add them once more, under
+        other ids. Raises `errors.conversation_locked`, and `errors.repeated_item_id` for an id that it already lists.
         """
-        parameters = {"tenant_id": tenant_id, "public_id": public_id, **item_columns(items)}
-        row = await self._change(sql.ADD_ITEMS, parameters)
+        named = {"tenant_id": tenant_id, "public_id": public_id}
+        columns = item_columns(items)
+        try:
+            row = await self._change(sql.ADD_ITEMS, named | columns)
+        except errors.StoreUnavailable:
+            given = {name: columns[name] for name in ("public_ids", "bodies")}
+            if not await self._database.holds(sql.ARE_LISTED, named | given):
+                raise
+            return True
         return row is not None
 
     async def remove_item(self, tenant_id: int, public_id: str, item_id: str) -> Conversation | None:
@@ -108,6 +115,7 @@ class Conversations:
     ) -> ListedItems | None:
         """At most `limit` items behind the one whose id is `after`, which may have been removed meanwhile.
 
+        An id that came and went more than once has the first of its places in this order, so that no item is left out.
         Raises `errors.cursor_not_found` for one that was never there.
         """
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "after": after, "limit": limit + 1}

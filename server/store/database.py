@@ -4,8 +4,9 @@ Rule of this file: what a driver raises ends here. A fault of the connection or 
 `errors.store_unavailable`, a violated constraint is told by its name, and only a mistake of ours leaves as it came.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -21,7 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import server
 from server import errors
-from server.store import sql
+
+DOUBT_MAX_S: Final = 5
+"""How long who made a write that was not answered may wait to learn what became of it."""
 
 # The classes of SQLSTATE that say the statement or its values are wrong. Whatever else a server reports (it starts,
 # stops, is full, is read-only, knows no such user) may be over at the next attempt.
@@ -29,6 +32,8 @@ _MISTAKES: Final = ("22", "42")
 
 # Two caches, the driver's and SQLAlchemy's.
 _UNPREPARED: Final = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+
+_PING: Final = text("select 1")
 
 # Any number will do, as long as every release that may meet another one at the same database uses it.
 _MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
@@ -102,10 +107,24 @@ class Database:
                 result = await connection.execute(statement, parameters)
                 return result.all() if result.returns_rows else ()
 
+    async def holds(self, statement: TextClause, parameters: Mapping[str, object]) -> bool:
+        """Whether the statement finds a row: of a write whose answer was lost, with its connection.
+
+        A commit may come a moment after that, so it is asked more than once, within DOUBT_MAX_S. False where the
+        database can't be asked.
+        """
+        with suppress(errors.ApiError, TimeoutError):
+            async with asyncio.timeout(DOUBT_MAX_S):
+                for delay_s in (0, 0.2, 0.5):
+                    await asyncio.sleep(delay_s)
+                    if await self.run(statement, parameters):
+                        return True
+        return False
+
     async def ping(self) -> bool:
         """Whether the database answers."""
         try:
-            await self.run(sql.PING)
+            await self.run(_PING)
         except errors.ApiError:
             return False
         return True

@@ -15,9 +15,9 @@ from sqlalchemy import Row
 
 from server import errors
 from server.errors import ApiError
-from server.store import sql
 from server.store.conversations import ConversationHistory, history_of
 from server.store.database import Database
+from server.store.sql import conversations as sql
 
 
 class Lease(Struct, frozen=True):

@@ -1,11 +1,10 @@
 """Responses and their items: stored whole at a turn's end, read again as history, as a response, or as its input.
 
 Bodies are bytes outside and text inside; the border is here. Nothing is ever read into them. Every method is one
-statement, and raises `errors.store_unavailable` when the database cannot be asked.
+statement, but for a second that names what is lost of a history, and for looks where the answer to a write was lost. It
+raises `errors.store_unavailable` when the database cannot be asked.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
@@ -18,13 +17,10 @@ from sqlalchemy import Row
 from server import errors
 from server.protocol.items import Item
 from server.protocol.usage import Usage
-from server.store import sql
 from server.store.database import ConstraintViolated, Database
 from server.store.leases import Lease
 from server.store.rows import item_columns, items_of
-
-DOUBT_MAX_S = 5
-"""How long a turn whose write was not answered may wait to learn what became of it."""
+from server.store.sql import responses as sql
 
 
 class Parent(Struct, frozen=True):
@@ -137,8 +133,9 @@ class Responses:
             if violation.name == "responses_parent_id_fkey":
                 raise errors.lost_ancestor(response.public_id) from violation
             raise
-        except errors.ApiError:
-            if await self._was_stored(response):
+        except errors.StoreUnavailable:
+            named = {"tenant_id": response.tenant_id, "public_id": response.public_id}
+            if await self._database.holds(sql.IS_STORED, named):
                 return
             raise
         if not rows:
@@ -152,17 +149,6 @@ class Responses:
     async def delete(self, tenant_id: int, public_id: str) -> bool:
         """Make a response unreachable, and say whether there was one. Its descendants keep their history."""
         return bool(await self._database.run(sql.DELETE, {"tenant_id": tenant_id, "public_id": public_id}))
-
-    async def _was_stored(self, response: NewResponse) -> bool:
-        """Whether only the answer to a write was lost, with its connection. A commit may come a moment after that."""
-        parameters = {"tenant_id": response.tenant_id, "public_id": response.public_id}
-        with contextlib.suppress(errors.ApiError, TimeoutError):
-            async with asyncio.timeout(DOUBT_MAX_S):
-                for delay_s in (0, 0.2, 0.5):
-                    await asyncio.sleep(delay_s)
-                    if await self._database.run(sql.IS_STORED, parameters):
-                        return True
-        return False
 
     async def _walk(self, tenant_id: int, public_id: str, *, input_only: bool) -> Sequence[Row[Any]] | None:
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "input_only": input_only}

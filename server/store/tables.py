@@ -1,6 +1,6 @@
 """The schema as this release expects it, for Alembic to compare with what the migrations have built.
 
-Nothing is queried through these tables: the statements are text, in `sql.py`. The tenant leads every key, so that no
+Nothing is queried through these tables: the statements are text, in `sql/`. The tenant leads every key, so that no
 index and no foreign key can reach across tenants. Ids compare byte by byte (`collate "C"`), whatever the database's
 own collation is. A body is `text`, never `jsonb`, which reorders, rewrites and refuses (DESIGN 4).
 """
@@ -59,9 +59,10 @@ responses = Table(
     ),
     Index("responses_parent_id_idx", "tenant_id", "parent_id"),
     Index(
-        "responses_conversation_id_idx",
+        "responses_conversation_version_idx",
         "tenant_id",
         "conversation_id",
+        "conversation_version",
         postgresql_where=text("conversation_id is not null"),
     ),
 )
@@ -161,7 +162,8 @@ usage = Table(
 )
 
 # A link is in the list from `added_version` on, up to the version before `removed_version`; it is never deleted, so
-# that the history of every response stays what it was.
+# that the history of every response stays what it was. It has the public id of its item, to be found by: the same id
+# may be that of an item in every conversation there is.
 conversation_items = Table(
     "conversation_items",
     metadata,
@@ -169,6 +171,7 @@ conversation_items = Table(
     Column("conversation_id", BigInteger, nullable=False),
     Column("position", BigInteger, nullable=False),
     Column("item_id", BigInteger, nullable=False),
+    _name("public_id"),
     Column("added_version", BigInteger, nullable=False),
     Column("removed_version", BigInteger),
     PrimaryKeyConstraint("tenant_id", "conversation_id", "position"),
@@ -182,4 +185,5 @@ conversation_items = Table(
         ["tenant_id", "item_id"], ["items.tenant_id", "items.id"], name="conversation_items_item_id_fkey"
     ),
     Index("conversation_items_item_id_idx", "tenant_id", "item_id"),
+    Index("conversation_items_public_id_idx", "tenant_id", "conversation_id", "public_id"),
 )

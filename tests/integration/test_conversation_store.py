@@ -11,11 +11,13 @@ import pytest
 
 from server import errors
 from server.protocol.items import Item
-from server.store import sql
 from server.store.conversations import Conversation, ConversationHistory, Conversations
 from server.store.database import Database
 from server.store.leases import Lease, Leases
 from server.store.responses import NewResponse, Parent, Responses
+from server.store.rows import item_columns
+from server.store.sql import conversations as sql
+from server.store.sql import responses as response_sql
 from tests.postgres import connected, recorded_statements, rows_visited, until_true
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -268,6 +270,20 @@ async def test_a_removed_item_can_come_again_and_has_its_new_place(store: Store)
     assert await store.listed() == ["b", "c", "one_in", "one_out", "two_in", "two_out"]
 
 
+async def test_a_cursor_that_came_and_went_twice_leaves_nothing_out(store: Store) -> None:
+    await store.converse("a", "b", "c")
+    await store.conversations.remove_item(1, "conv", "b")
+    await store.add("d", "b")
+    # Where it is listed again, its place is the one that it has in the list: a, c, d, b.
+    assert names(await store.page(after="b")) == []
+    assert names(await store.page(after="b", order="desc")) == ["d", "c", "a"]
+    await store.conversations.remove_item(1, "conv", "b")
+    await store.add("e")
+    # Whichever of its places a client had got to: it was behind a, or between d and e.
+    assert names(await store.page(after="b")) == ["c", "d", "e"]
+    assert names(await store.page(after="b", order="desc")) == ["d", "c", "a"]
+
+
 # --- what is unknown, listed twice, deleted
 
 
@@ -360,7 +376,10 @@ async def test_a_deleted_conversation_is_gone_but_not_from_what_its_responses_sa
     assert await store.leases.take(1, "conv") is None
     assert await store.add("x") is False
     assert await store.said_before("one") == [["a"], ["one_in", "one_out"]]
-    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"one_in", "one_out"}
+    # What a response saw that is still there can be named, and nothing else.
+    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"a", "one_in", "one_out"}
+    await store.responses.delete(1, "resp_one")
+    assert await store.responses.referenced(1, ["a", "one_in", "one_out"]) == {}
 
 
 # --- references
@@ -395,7 +414,30 @@ async def test_an_item_of_a_deleted_conversation_can_be_reached_by_its_response(
     await store.turn("one")
     await store.conversations.remove_item(1, "conv", "one_out")
     await store.conversations.delete(1, "conv")
-    assert set(await store.responses.referenced(1, ["a", "one_in", "one_out"])) == {"one_in", "one_out"}
+    assert set(await store.responses.referenced(1, ["one_in", "one_out"])) == {"one_in", "one_out"}
+
+
+async def test_what_a_response_saw_can_be_named_as_long_as_that_is_there(store: Store) -> None:
+    await store.converse("a", "unseen")
+    await store.conversations.remove_item(1, "conv", "unseen")
+    await store.turn("one")
+    await store.add("b", "later")
+    await store.conversations.remove_item(1, "conv", "a")
+    await store.turn("two")
+    for gone in ("b", "later", "one_out"):
+        await store.conversations.remove_item(1, "conv", gone)
+    await store.add("never")
+    await store.conversations.remove_item(1, "conv", "never")
+
+    async def named() -> set[str]:
+        return set(await store.responses.referenced(1, ["a", "unseen", "b", "later", "never", "one_out"]))
+
+    # The first saw a; the second b, later, and what the first had said.
+    assert await named() == {"a", "b", "later", "one_out"}
+    await store.responses.delete(1, "resp_one")
+    assert await named() == {"b", "later", "one_out"}
+    await store.responses.delete(1, "resp_two")
+    assert await named() == set()
 
 
 # --- one turn at a time
@@ -488,6 +530,21 @@ async def test_a_lease_ends_by_time_and_its_turn_with_it(database: Database) -> 
     assert status == 503
 
 
+async def test_a_list_that_was_edited_is_not_appended_to_though_the_lease_holds_by_the_clock(
+    store: Store, admin: Any
+) -> None:
+    """The clock was set back: the lease had run out when the edit was made, and is good again."""
+    await store.converse("a")
+    lease, _ = await store.take()
+    await admin.execute("update conversations set locked_until = now() - interval '1 second'")
+    assert await store.add("b") is True
+    await admin.execute("update conversations set locked_until = now() + interval '1 minute'")
+    status, _, _ = await refusal(store.turn("late", lease))
+    assert status == 503
+    assert await store.responses.get(1, "resp_late") is None
+    assert await store.listed() == ["a", "b"]
+
+
 async def test_a_renewed_lease_holds_on(database: Database) -> None:
     store = Store(database, lease_s=0.5)
     await store.converse("a")
@@ -521,13 +578,13 @@ with response as (
 ), said as (
     insert into items (tenant_id, response_id, position, is_output, public_id, type, body)
     select tenant_id, id, 0, false, 'one_in', 'message', '{}' from response
-    returning tenant_id, id
+    returning tenant_id, id, public_id
 ), conversation as (
     update conversations set version = version + 1, next_position = next_position + 1
     returning id, version, next_position
 )
-insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
-select said.tenant_id, conversation.id, conversation.next_position - 1, said.id, conversation.version
+insert into conversation_items (tenant_id, conversation_id, position, item_id, public_id, added_version)
+select said.tenant_id, conversation.id, conversation.next_position - 1, said.id, said.public_id, conversation.version
 from said cross join conversation
 """
 
@@ -547,6 +604,49 @@ async def test_a_turn_that_waited_for_another_ones_end_sees_what_it_added(store:
     await store.turn("two", lease)
     assert await store.listed() == ["a", "one_in", "two_in", "two_out"]
     assert await store.said_before("two") == [["a"], ["one_in"], ["two_in", "two_out"]]
+
+
+class Interrupted:
+    """A database whose answers come late, or not at all, where `fails_at` or `hangs_at` is asked for."""
+
+    def __init__(self, database: Database, *, fails_at: Any = None, hangs_at: Any = None) -> None:
+        self._database = database
+        self._fails_at = fails_at
+        self._hangs_at = hangs_at
+        self.has_hung = asyncio.Event()
+
+    async def run(self, statement: Any, parameters: Any = None) -> Any:
+        if statement is self._fails_at:
+            raise errors.store_unavailable()
+        rows = await self._database.run(statement, parameters)
+        if statement is self._hangs_at:
+            self.has_hung.set()
+            await asyncio.sleep(60)
+        return rows
+
+
+async def test_a_lease_whose_history_cannot_be_read_is_given_back(store: Store, admin: Any) -> None:
+    await store.converse("a")
+    broken: Any = Interrupted(store.database, fails_at=sql.CONVERSATION_HISTORY)
+    async with held(admin, A_WHOLE_TURN):
+        waiting = asyncio.create_task(refusal(Leases(broken, 60).take(1, "conv")))
+        await until_waiting(admin)
+    status, _, _ = await waiting
+    assert status == 503
+    _, history = await store.take()
+    assert [names(said) for said in history.turns] == [["a"], ["one_in"]]
+
+
+async def test_a_lease_is_given_back_by_who_is_cancelled_before_knowing_of_it(store: Store) -> None:
+    await store.converse("a")
+    slow: Any = Interrupted(store.database, hangs_at=sql.LOCK)
+    taking = asyncio.create_task(Leases(slow, 60).take(1, "conv"))
+    await slow.has_hung.wait()
+    assert locked(await refusal(store.take()))
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await store.take()
 
 
 async def test_a_turn_that_waited_for_an_edit_sees_it(store: Store, admin: Any) -> None:
@@ -742,12 +842,12 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
 
     async def visited(statement: Any, **parameters: object) -> tuple[int, int]:
         rows = await rows_visited(store.database, statement.text, **{"public_id": "conv", **parameters})
-        return rows["conversation_items"], rows["items"]
+        return rows["conversation_items"], rows.get("items", 0)
 
     assert await visited(sql.CONVERSATION_HISTORY) == (200, 200)
     assert await visited(sql.LOCK, lease_token="t", lease_s=1e-3) == (200, 200)
     # What response 99 saw, and its own two items.
-    assert await visited(sql.HISTORY, public_id="resp_99", input_only=False) == (200, 200)
+    assert await visited(response_sql.HISTORY, public_id="resp_99", input_only=False) == (200, 200)
     for order in ("asc", "desc"):
         links, items = await visited(sql.LIST_ITEMS[order], after="50_in", limit=11)
         # The cursor's id is also another list's item.
@@ -756,14 +856,46 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
         assert (links, items) == (11, 11)
     assert max(await visited(sql.FIND_ITEM, item_id="50_in")) <= 2
     assert max(await visited(sql.REMOVE_ITEM, item_id="50_in")) <= 4
-    assert max(await visited(sql.REFERENCED, public_ids=["50_in", "50_out"])) <= 2
+    assert max(await visited(response_sql.REFERENCED, public_ids=["50_in", "50_out"])) <= 2
+
+
+async def test_an_id_that_every_conversation_has_is_looked_for_in_one(store: Store) -> None:
+    """Clients count their items from zero in each of their conversations."""
+    for number in range(100):
+        await store.converse("msg_0", name=f"other_{number}")
+    await store.converse("msg_0", "b")
+    for statement, parameters in (
+        (sql.FIND_ITEM, {"item_id": "msg_0"}),
+        (sql.LIST_ITEMS["asc"], {"after": "msg_0", "limit": 2}),
+        (sql.LIST_ITEMS["desc"], {"after": "msg_0", "limit": 2}),
+        # A link is looked for, and updated.
+        (sql.REMOVE_ITEM, {"item_id": "msg_0"}),
+    ):
+        rows = await rows_visited(store.database, statement.text, public_id="conv", **parameters)
+        assert (rows["conversation_items"] <= 3, rows.get("items", 0) <= 1) == (True, True), rows
+    again = item_columns([item("b"), item("msg_0")])
+    rows = await rows_visited(store.database, sql.ADD_ITEMS.text, public_id="conv", **again)
+    assert (rows["conversation_items"] <= 2, rows["items"]) == (True, 0), rows
 
 
 async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(store: Store) -> None:
     for number in range(200):
         await store.responses.add(turn(str(number), is_appended=False, items=[item("msg_0")]))
-    rows = await rows_visited(store.database, sql.REFERENCED.text, public_ids=["msg_0"])
+    rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=["msg_0"])
     assert rows["items"] == 1
+
+
+async def test_a_reference_to_a_removed_item_reads_one_response_that_saw_it(store: Store) -> None:
+    await store.converse("a", "unseen")
+    await store.conversations.remove_item(1, "conv", "unseen")
+    for number in range(100):
+        await store.turn(str(number))
+        await store.converse("a", name=f"other_{number}")
+        await store.conversations.remove_item(1, f"other_{number}", "a")
+    await store.conversations.remove_item(1, "conv", "a")
+    for name, responses in (("unseen", 0), ("a", 1)):
+        rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=[name])
+        assert rows["responses"] == responses, rows
 
 
 async def test_what_a_turn_stores_does_not_grow_with_its_conversation(store: Store, admin: Any) -> None:

@@ -90,6 +90,15 @@ async def test_an_items_id_is_a_path_of_its_own(application: Application) -> Non
         assert [item["id"] for item in await application.conversed(conversation_id)] == ["x", *ODD_IDS[number + 1 :]]
 
 
+async def test_what_is_behind_a_slash_is_no_part_of_a_responses_id(application: Application) -> None:
+    turn = await application.turn(input="One")
+    for odd in (f"{turn['id']}/", f"/{turn['id']}"):
+        for call in (application.client.responses.retrieve, application.client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await call(odd)
+    assert (await application.client.responses.retrieve(turn["id"])).id == turn["id"]
+
+
 async def test_what_is_behind_a_slash_is_no_part_of_a_conversations_id(application: Application) -> None:
     conversation_id = await application.converse()
     for odd in (f"{conversation_id}/", f"/{conversation_id}"):

@@ -186,3 +186,55 @@ async def test_a_database_that_lost_its_tables(library_log: pytest.LogCaptureFix
         assert (await application.post(_asked())).status_code == 500
         assert (await application.http.get(f"/v1/responses/{SECRET}")).status_code == 500
         assert {line["event"] for line in _check(application, library_log)} >= {"turn_crashed", "request_crashed"}
+
+
+async def test_edits_of_conversations(library_log: pytest.LogCaptureFixture, application: Application) -> None:
+    said = {"role": "user", "content": _said(40), "id": _said(41)}
+    conversation_id = await application.converse(said, metadata={_said(42): _said(43)})
+    path = f"/v1/conversations/{conversation_id}"
+    http = application.http
+    for answer in (
+        await http.post(path, json={"metadata": {_said(44): _said(45)}}),
+        await http.post(f"{path}/items", json={"items": [said | {"id": f"{SECRET}-{n}"} for n in (46, 47)]}),
+        await http.get(f"{path}/items"),
+        await http.delete(f"{path}/items/{_said(41)}"),
+        await http.delete(path),
+    ):
+        assert answer.status_code == 200
+    lines = _check(application, library_log)
+    assert [(line["level"], line["event"], line["conversation_id"]) for line in lines] == [
+        ("info", event, conversation_id)
+        for event in (
+            "conversation_created",
+            "metadata_replaced",
+            "items_added",
+            "item_removed",
+            "conversation_deleted",
+        )
+    ]
+    assert lines[2]["items"] == 2
+
+
+async def test_edits_that_are_refused(library_log: pytest.LogCaptureFixture, application: Application) -> None:
+    http = application.http
+    said = {"role": "user", "content": _said(50), "id": _said(51)}
+    conversation_id = await application.converse(said)
+    path = f"/v1/conversations/{conversation_id}"
+    await http.post(f"{path}/items", json={"items": [said]})
+    await http.post("/v1/conversations", json={"metadata": {_said(52): 1}})
+    await http.post(path, content=f'{{"{SECRET}":1,"{SECRET}":2}}')
+    await http.delete(f"{path}/items/{SECRET}")
+    await http.delete(f"/v1/conversations/{SECRET}")
+    await http.delete(f"/v1/conversations/conv_{'0' * 48}")
+    # What is only read is no edit.
+    await http.get(f"{path}/items/{SECRET}")
+    lines = _check(application, library_log)[1:]
+    assert {(line["level"], line["event"]) for line in lines} == {("info", "edit_refused")}
+    assert [(line["edit"], line.get("conversation_id"), line["status"], line["code"]) for line in lines] == [
+        ("items_added", conversation_id, 400, "invalid_value"),
+        ("conversation_created", None, 400, "invalid_type"),
+        ("metadata_replaced", conversation_id, 400, "invalid_value"),
+        ("item_removed", conversation_id, 404, None),
+        ("conversation_deleted", None, 404, None),
+        ("conversation_deleted", f"conv_{'0' * 48}", 404, None),
+    ]

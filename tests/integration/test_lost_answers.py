@@ -115,6 +115,44 @@ async def test_a_turn_that_was_stored_is_told_as_what_it_was(
             await application.turn(input="3", conversation=conversation_id)
 
 
+async def test_an_edit_that_was_carried_out_is_told_as_such(emptied_database_url: str) -> None:
+    """A client that tries again would make a second conversation, and add its items twice."""
+    said = {"items": [{"role": "user", "content": "1"}, {"role": "user", "content": "2", "id": "msg_2"}]}
+    async with gated(emptied_database_url) as (gate, url), running(url, pool_size=1) as application:
+        # The statements are prepared here, so that the next ones are one exchange.
+        path = f"/v1/conversations/{await application.converse()}/items"
+        assert (await application.http.post(path, json=said | {"items": said["items"][:1]})).status_code == 200
+        gate.loses_answers = 1
+        added = await application.http.post(path, json=said)
+        assert (added.status_code, gate.lost) == (200, 1)
+        assert [item["id"] for item in added.json()["data"]][1:] == ["msg_2"]
+        assert (await application.http.get(path, params={"order": "asc"})).json()["data"][1:] == added.json()["data"]
+        # The connection that was lost took its prepared statements with it.
+        await application.converse()
+        gate.loses_answers = 1
+        made = await application.http.post("/v1/conversations", json=said)
+        assert (made.status_code, gate.lost) == (200, 2)
+        listed = await application.conversed(made.json()["id"])
+        assert [item["content"][0]["text"] for item in listed] == ["1", "2"]
+
+
+async def test_an_edit_that_never_reached_the_database_is_told_as_failed(emptied_database_url: str) -> None:
+    said = {"items": [{"role": "user", "content": "1", "id": "msg_1"}, {"role": "user", "content": "2"}]}
+    async with gated(emptied_database_url) as (gate, url), running(url, pool_size=1) as application:
+        conversation_id = await application.converse({"role": "user", "content": "0"})
+        path = f"/v1/conversations/{conversation_id}/items"
+        assert (await application.http.post(path, json={"items": [said["items"][0]]})).status_code == 200
+        # One of the two is listed already, as the same text.
+        gate.loses_questions = 1
+        refused = await application.http.post(path, json=said)
+        assert (refused.status_code, refused.json()["error"]["type"], gate.lost) == (503, "server_error", 1)
+        assert len(await application.conversed(conversation_id)) == 2
+        before = (await stored_rows(emptied_database_url))["conversations"]
+        gate.loses_questions = 1
+        assert (await application.http.post("/v1/conversations")).status_code == 503
+        assert (await stored_rows(emptied_database_url))["conversations"] == before
+
+
 @both_modes
 async def test_a_turn_that_was_not_stored_is_told_as_failed(emptied_database_url: str, stream: bool) -> None:
     async with (

@@ -19,7 +19,7 @@ from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0004"
+HEAD = "0006"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -61,14 +61,20 @@ with conversation as (
 ), added as (
     insert into items (tenant_id, position, is_output, public_id, type, body)
     select tenant_id, 0, false, 'msg_0', 'message', '{}' from conversation
-    returning tenant_id, id
+    returning tenant_id, id, public_id
 ), made_in as (
     update responses set conversation_id = conversation.id, conversation_version = 1 from conversation
 )
-insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version)
-select item.tenant_id, conversation.id, row_number() over (order by item.id desc) - 1, item.id, 1
-from (select tenant_id, id from added union all select tenant_id, id from items) as item cross join conversation
+insert into conversation_items (tenant_id, conversation_id, position, item_id, added_version, public_id)
+select item.tenant_id, conversation.id, row_number() over (order by item.id desc) - 1, item.id, 1, item.public_id
+from (select tenant_id, id, public_id from added union all select tenant_id, id, public_id from items) as item
+    cross join conversation
 """
+
+# The same as it was written before links had their items' ids.
+CONVERSATION_0004 = CONVERSATION.replace(", added_version, public_id)", ", added_version)").replace(
+    ", item.id, 1, item.public_id", ", item.id, 1"
+)
 
 
 async def catalogue(url: str) -> list[str]:
@@ -129,7 +135,7 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
             where contype = 'f'
         """)
     assert {row["attname"] for row in [*indexes, *foreign_keys]} == {"tenant_id"}
-    assert (len(indexes), len(foreign_keys)) == (15, 6)
+    assert (len(indexes), len(foreign_keys)) == (16, 6)
 
 
 async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
@@ -162,6 +168,37 @@ async def test_conversations_come_to_stored_turns_and_go_again(empty_database_ur
         assert await connection.fetchval("select count(*) from responses") == 1
         await migrate(empty_database_url)
         await connection.execute(CONVERSATION)
+
+
+async def test_links_get_the_ids_of_their_items_and_lose_them_again(empty_database_url: str) -> None:
+    await in_transaction(empty_database_url, upgrade, "0004")
+    before = await catalogue(empty_database_url)
+    links = "select position, item_id, added_version from conversation_items order by position"
+    async with connected(empty_database_url) as connection:
+        await connection.execute(TURN)
+        await connection.execute(CONVERSATION_0004)
+        had = [tuple(row) for row in await connection.fetch(links)]
+        await migrate(empty_database_url)
+        rows = await connection.fetch("select public_id from conversation_items order by position")
+        assert {row["public_id"] for row in rows} == {"msg_0", "msg_1"}
+        wrong = """
+            select count(*) from conversation_items join items on id = item_id
+            where items.public_id <> conversation_items.public_id
+        """
+        assert await connection.fetchval(wrong) == 0
+        await in_transaction(empty_database_url, downgrade, "0004")
+        assert await catalogue(empty_database_url) == before
+        assert [tuple(row) for row in await connection.fetch(links)] == had
+        assert len(had) == 2
+
+
+async def test_the_index_of_responses_in_conversations_comes_and_goes(empty_database_url: str) -> None:
+    await in_transaction(empty_database_url, upgrade, "0005")
+    before = await catalogue(empty_database_url)
+    await migrate(empty_database_url)
+    assert await catalogue(empty_database_url) != before
+    await in_transaction(empty_database_url, downgrade, "0005")
+    assert await catalogue(empty_database_url) == before
 
 
 async def test_migrating_again_changes_nothing(database_url: str) -> None:

@@ -320,11 +320,48 @@ async def test_a_method_that_a_path_has_not(application: Application, method: st
     assert application.mock.received == []
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/responses", "POST"),
+        ("/v1/responses/resp_1/input_items", "GET, HEAD, OPTIONS"),
+        ("/v1/responses/resp_1/cancel", "OPTIONS, POST"),
+        ("/v1/conversations/conv_1", "DELETE, GET, HEAD, OPTIONS, POST"),
+        ("/healthz", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(application: Application, path: str, allowed: str) -> None:
+    """RFC 9110, 15.5.6: a 405 must list them."""
+    answer = await application.http.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_what_can_be_read_has_a_head(application: Application) -> None:
+    turn = await application.turn(input=[{"role": "user", "content": "One", "id": "msg_1"}])
+    conversation_id = await application.converse({"role": "user", "content": "One", "id": "msg_1"})
+    readable = [
+        f"/v1/responses/{turn['id']}",
+        f"/v1/responses/{turn['id']}/input_items",
+        f"/v1/conversations/{conversation_id}",
+        f"/v1/conversations/{conversation_id}/items",
+        f"/v1/conversations/{conversation_id}/items/msg_1",
+        "/healthz",
+        "/v1/responses/resp_1",
+        "/v1/conversations/conv_1/items/msg_1",
+    ]
+    for path in readable:
+        head, whole = await application.http.head(path), await application.http.get(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == whole.headers[name]
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1", "/healthz", "/nothing"])
 async def test_head_and_options_start_no_turn(application: Application, path: str) -> None:
     head = await application.http.head(path)
     assert head.content == b""
-    assert head.status_code in (200, 404, 405)
+    expected = {"/v1/responses": 405, "/healthz": 200}
+    assert head.status_code == expected.get(path, 404)
     options = await application.http.options(path)
     assert options.status_code in (204, 404, 405)
     assert application.mock.received == []

@@ -13,10 +13,10 @@ from sqlalchemy import event, text
 
 from server import errors
 from server.protocol.items import Item
-from server.store import sql
 from server.store.conversations import Conversation, Conversations
 from server.store.database import ConstraintViolated, Database
 from server.store.responses import History, NewResponse, Parent, Responses
+from server.store.sql import responses as sql
 from tests.harness import until
 from tests.postgres import connected, database_name, recorded_statements, rows_visited, until_true, with_database
 
@@ -305,7 +305,7 @@ async def test_the_driver_sends_nothing_beside_the_statements(database_url: str)
         await responses.delete(1, "resp_b")
         assert sent == []
         async with database.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
-            await connection.execute(sql.PING)
+            await connection.execute(text("select 1"))
         assert [statement.split()[0] for statement in sent] == ["BEGIN", "COMMIT;"]
     finally:
         await database.close()

@@ -315,9 +315,12 @@ async def test_an_edit_that_breaks_a_context_is_told_by_the_call(application: Ap
     await application.http.post(path, json={"items": [{**OUTPUT, "id": "fco_2"}]})
     assert (await ask(application, conversation_id, "c")).status_code == 200
     await application.http.delete(f"{path}/fc_1")
+    # Nothing that a request brings can mend this: it is the list that has an output without its call.
     refused = await ask(application, conversation_id, "d")
-    assert error_of(refused) == (400, "input", None)
+    assert error_of(refused) == (400, "conversation", None)
     assert refused.json()["error"]["message"] == "No tool call found for function call output with call_id call_1."
+    refused = await ask(application, await application.converse(), [OUTPUT])
+    assert error_of(refused) == (400, "input", None)
     await application.http.delete(f"{path}/fco_2")
     assert (await ask(application, conversation_id, "d")).status_code == 200
 

@@ -63,13 +63,13 @@ async def test_a_claim_is_renewed_until_it_is_freed() -> None:
 
 async def test_a_claim_is_renewed_when_a_third_of_its_time_is_over() -> None:
     """So that a renewal which fails, or comes late, costs nothing."""
-    leases = FakeLeases(lease_s=3)
+    leases = FakeLeases(lease_s=4.5)
     claim, _ = claim_on(leases)
     loop = asyncio.get_running_loop()
     began_at_s = loop.time()
     await until(lambda: leases.calls == ["renew"])
-    # The margin is for a slow machine.
-    assert 0.99 < loop.time() - began_at_s < 1.9
+    # The margin is for a slow machine, and ends before the half.
+    assert 1.49 < loop.time() - began_at_s < 2.2
     claim.use_up()
 
 

@@ -92,6 +92,12 @@ def test_a_body_that_is_no_object_is_refused(parse: Any, text: str) -> None:
     refused(parse, text)
 
 
+@pytest.mark.parametrize(("text", "kind"), [("[]", "an array"), (" null ", "null"), ('"a"', "a string")])
+def test_what_is_no_object_is_told_what_it_is(text: str, kind: str) -> None:
+    for parse in (parse_new_conversation, parse_new_items, parse_metadata):
+        assert f"it must be an object, and is {kind}." in refused(parse, text).message
+
+
 @pytest.mark.parametrize("parse", [parse_new_conversation, parse_new_items, parse_metadata])
 def test_a_body_that_is_too_deep_is_refused(parse: Any) -> None:
     deep = '{"type":"x","deep":' + "[" * 10 + "]" * 10 + "}"
@@ -145,6 +151,14 @@ def metadata(pairs: dict[str, Any]) -> str:
 def test_metadata_out_of_its_limits_is_a_fault_of_metadata_itself(parse: Any, pairs: dict[str, Any], code: str) -> None:
     error = refused(parse, metadata(pairs))
     assert (error.param, error.code) == ("metadata", code)
+
+
+@pytest.mark.parametrize("parse", [parse_new_conversation, parse_metadata])
+def test_a_key_of_metadata_comes_once(parse: Any) -> None:
+    """Seventeen pairs as text would be sixteen to whoever decodes them, and all of them would be stored."""
+    pairs = ",".join(f'"k{min(number, 15)}":"v"' for number in range(17))
+    error = refused(parse, f'{{"metadata":{{{pairs}}}}}')
+    assert (error.param, error.message) == ("metadata", "Duplicate parameter: 'metadata.k15'.")
 
 
 @pytest.mark.parametrize("value", ["[]", '"a"', "1", "true"])

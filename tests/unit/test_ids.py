@@ -27,6 +27,24 @@ def test_a_response_gets_an_id_with_its_prefix() -> None:
     assert re.fullmatch(r"resp_[0-9a-f]{48}", ids.new_response_id())
 
 
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("conv_" + "0123456789abcdef" * 3, True),
+        ("conv_" + "0123456789ABCDEF" * 3, False),
+        ("conv_" + "0" * 47, False),
+        ("conv_" + "0" * 49, False),
+        ("resp_" + "0" * 48, False),
+        ("conv_" + "0" * 48 + "\n", False),
+        ("conv_secret", False),
+        ("", False),
+    ],
+)
+def test_which_ids_can_be_those_of_conversations(text: str, is_one: bool) -> None:
+    assert ids.is_conversation_id(text) is is_one
+    assert ids.is_conversation_id(ids.new_conversation_id())
+
+
 def test_no_two_ids_are_the_same() -> None:
     assert len({ids.new_item_id("message") for _ in range(1000)} | {ids.new_response_id() for _ in range(1000)}) == 2000
 

@@ -66,6 +66,8 @@ def test_behind_the_last_there_is_an_empty_page() -> None:
         ("+1", None, "limit", "invalid_type"),
         ("1_0", None, "limit", "invalid_type"),
         ("\u0661", None, "limit", "invalid_type"),
+        ("99999999999999", None, "limit", "integer_above_max_value"),
+        ("-99999999999999", None, "limit", "integer_below_min_value"),
         ("9" * 40, None, "limit", "invalid_type"),
         ("5", "up", "order", "invalid_value"),
         ("5", "", "order", "invalid_value"),

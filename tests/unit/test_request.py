@@ -497,6 +497,25 @@ def test_metadata_out_of_its_limits_is_a_fault_of_metadata_itself(pairs: dict[st
 
 
 @pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ('{"a":"b","k":5}', "Invalid type for 'metadata.k': expected a string, but got an integer instead."),
+        (
+            f'{{"k":"{"v" * 513}"}}',
+            "Invalid 'metadata.k': string too long. Expected at most 512 characters, but got 513 instead.",
+        ),
+        ('{"k":"a","k":"b"}', "Duplicate parameter: 'metadata.k'."),
+        ('{"k":"a","\\u006b":"b"}', "Duplicate parameter: 'metadata.k'."),
+        # The last one counts, so that the others could be of any length.
+        (f'{{"k":"{"v" * 513}","k":"b"}}', "Duplicate parameter: 'metadata.k'."),
+    ],
+)
+def test_what_is_wrong_with_metadata_is_told_by_the_key(pairs: str, message: str) -> None:
+    error = refused(body(f'"metadata":{pairs}'))
+    assert (error.status, error.param, error.message) == (400, "metadata", message)
+
+
+@pytest.mark.parametrize(
     "pairs",
     [
         {},
