@@ -10,25 +10,14 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import aiohttp
 import httpx
-from aiohttp.http_exceptions import HttpProcessingError
-from httpx_aiohttp import AiohttpTransport
 
 from server import errors
 from server.errors import ApiError
 from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
+from server.upstream.transport import lean
 
-# vLLM's own server closes an idle connection after 5 s; ours must let go of it first, or a turn meets a closed one.
-_IDLE_CONNECTION_S = 3
-_CONNECTIONS_MAX = 100_000
 _LAST_BYTES_S = 0.05
-
-
-def default_transport() -> httpx.AsyncBaseTransport:
-    """A transport whose cost a stream can bear: httpx's own needs several times the CPU."""
-    limits = httpx.Limits(max_connections=_CONNECTIONS_MAX, keepalive_expiry=_IDLE_CONNECTION_S)
-    return AiohttpTransport(limits=limits, trust_env=False)
 
 
 class Reply(NamedTuple):
@@ -69,7 +58,7 @@ class UpstreamClient:
         silence_timeout_s: float,
         first_byte_timeout_s: float,
         reply_bytes_max: int,
-        transport: Callable[[], httpx.AsyncBaseTransport] = default_transport,
+        transport: Callable[[], httpx.AsyncBaseTransport] = lean,
     ) -> None:
         self.base_url = base_url
         self._api_key = api_key
@@ -207,21 +196,11 @@ async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
 def _translated() -> Iterator[None]:
     try:
         yield
+    except httpx.ConnectTimeout as error:
+        raise errors.upstream_not_connected() from error
     except httpx.ConnectError as error:
         raise errors.upstream_unreachable() from error
     except httpx.TimeoutException as error:
-        raise _named_fault(error.__cause__) from error.__cause__
-    except (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError) as error:
-        # Of what is no HTTP httpx-aiohttp translates nothing.
+        raise errors.upstream_too_slow() from error
+    except httpx.HTTPError as error:
         raise errors.upstream_broken("its reply broke off, or is no HTTP.") from error
-
-
-def _named_fault(cause: BaseException | None) -> ApiError:
-    """What really happened: httpx-aiohttp reports every connection that fails or breaks as a time-out."""
-    if isinstance(cause, aiohttp.ClientConnectorError):
-        return errors.upstream_unreachable()
-    if isinstance(cause, aiohttp.ConnectionTimeoutError):
-        return errors.upstream_not_connected()
-    if cause is None or isinstance(cause, TimeoutError):
-        return errors.upstream_too_slow()
-    return errors.upstream_broken("it closed the connection.")
