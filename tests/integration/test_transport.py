@@ -6,16 +6,17 @@ no task behind.
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-import pytest_asyncio
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,21 +25,36 @@ from server.upstream.over_aiohttp import NamedFaults
 from server.upstream.transport import LeanTransport, tls_context
 from tests.harness import DATA, captures, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.parametrize(
+    "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 
 Factory = Callable[..., httpx.AsyncBaseTransport]
 CERTIFICATE = DATA / "localhost.pem"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 # What is timed out waits this long, and what must not be stays well below it.
 SHORT_S = 0.25
+TEST_MAX_S = 20
 
 
-@pytest.fixture(
-    scope="module", params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"]
-)
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on a loop of its own, which `new_loop` makes, and looks at what it has left when it has ended."""
+
+    async def watched(arguments: dict[str, Any]) -> None:
+        sockets = open_sockets()
+        async with asyncio.timeout(TEST_MAX_S):
+            await test(**arguments)
+        await until(lambda: open_sockets() <= sockets and len(asyncio.all_tasks()) == 1)
+
+    @functools.wraps(test)
+    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(watched(arguments))
+
+    signature = inspect.signature(test)
+    loop = inspect.Parameter("new_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = signature.replace(parameters=[loop, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return run
 
 
 def trusting() -> ssl.SSLContext:
@@ -56,13 +72,6 @@ def aiohttp(idle_max_s: float = 3) -> httpx.AsyncBaseTransport:
 
 
 both = pytest.mark.parametrize("made", [lean, aiohttp])
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def nothing_is_left() -> AsyncIterator[None]:
-    sockets, tasks = open_sockets(), asyncio.all_tasks()
-    yield
-    await until(lambda: open_sockets() <= sockets and asyncio.all_tasks() <= tasks)
 
 
 def open_sockets() -> set[str]:
@@ -243,18 +252,20 @@ FRAMED: dict[str, tuple[bytes, str, bool, int, bytes, bool]] = {
 
 @both
 @pytest.mark.parametrize(("reply", "method", "close", "status", "body", "is_kept"), FRAMED.values(), ids=FRAMED)
+@on_a_loop
 async def test_where_a_reply_ends(
     made: Factory, reply: bytes, method: str, close: bool, status: int, body: bytes, is_kept: bool
 ) -> None:
-    async with serving(saying(reply, reply, close=close) if not close else saying(reply, close=True)) as peer:
-        async with opened(made) as transport:
-            for _ in range(2):
-                response = await begun(transport, peer.url, method)
-                assert (response.status_code, await body_of(response)) == (status, body)
-            assert peer.connections == (1 if is_kept else 2)
+    answer = saying(reply, close=True) if close else saying(reply, reply)
+    async with serving(answer) as peer, opened(made) as transport:
+        for _ in range(2):
+            response = await begun(transport, peer.url, method)
+            assert (response.status_code, await body_of(response)) == (status, body)
+        assert peer.connections == (1 if is_kept else 2)
 
 
 @both
+@on_a_loop
 async def test_headers_arrive_as_they_are(made: Factory) -> None:
     reply = b"HTTP/1.1 200 OK\r\nX-One: a b \r\nEmpty:\r\nX-One:\tc\r\nContent-Length: 0\r\n\r\n"
     async with serving(saying(reply)) as peer, opened(made) as transport:
@@ -276,17 +287,11 @@ RECORDED = [
     for capture in captures(version)
     if capture.raw is not None
 ]
-CUTS_SETTINGS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-
-
-def test_what_was_recorded_is_here() -> None:
-    assert len(RECORDED) == 12
-    assert sum(name == "90-engine-killed" for _, _, name in RECORDED) == 2
+CUTS_SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @both
+@on_a_loop
 async def test_every_cut_of_a_recorded_refusal(made: Factory) -> None:
     raw, body, _ = min(RECORDED, key=lambda recorded: len(recorded[0]))
     for cut in range(1, len(raw)):
@@ -298,6 +303,7 @@ async def test_every_cut_of_a_recorded_refusal(made: Factory) -> None:
 @both
 @CUTS_SETTINGS
 @given(data=st.data())
+@on_a_loop
 async def test_a_recorded_reply_in_any_pieces(made: Factory, data: st.DataObject) -> None:
     raw, body, name = data.draw(st.sampled_from(RECORDED))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1), max_size=40)))
@@ -318,6 +324,7 @@ async def test_a_recorded_reply_in_any_pieces(made: Factory, data: st.DataObject
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=300), max_size=20), cut_every=st.integers(1, 50), late=st.booleans()
 )
+@on_a_loop
 async def test_any_chunks_in_any_pieces(made: Factory, chunks: list[bytes], cut_every: int, late: bool) -> None:
     framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
@@ -348,6 +355,7 @@ BROKEN: dict[str, bytes] = {
 
 @both
 @pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
+@on_a_loop
 async def test_what_is_no_reply(made: Factory, reply: bytes) -> None:
     async with serving(saying(reply, close=True)) as peer, opened(made) as transport:
         with pytest.raises(httpx.RemoteProtocolError):
@@ -367,6 +375,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("beginning", "more"), ENDLESS.values(), ids=ENDLESS)
+@on_a_loop
 async def test_what_never_ends_is_given_up(beginning: bytes, more: bytes) -> None:
     """Of the lean transport alone: aiohttp takes interim replies for as long as they come."""
 
@@ -387,6 +396,7 @@ async def test_what_never_ends_is_given_up(beginning: bytes, more: bytes) -> Non
 @pytest.mark.parametrize(
     "beginning", [b"", b"HTTP/1.1 200 OK\r\n", CHUNKS], ids=["at once", "in its head", "in its body"]
 )
+@on_a_loop
 async def test_a_connection_that_is_reset(made: Factory, beginning: bytes) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await peer.request(reader)
@@ -402,6 +412,7 @@ async def test_a_connection_that_is_reset(made: Factory, beginning: bytes) -> No
 
 
 @both
+@on_a_loop
 async def test_a_peer_that_answers_before_it_has_read_the_request(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -419,6 +430,7 @@ async def test_a_peer_that_answers_before_it_has_read_the_request(made: Factory)
 
 
 @both
+@on_a_loop
 async def test_a_port_that_nobody_has(made: Factory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -428,6 +440,7 @@ async def test_a_port_that_nobody_has(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_a_peer_that_takes_no_connection(made: Factory) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         for _ in range(4):
@@ -441,6 +454,7 @@ async def test_a_peer_that_takes_no_connection(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_a_peer_that_is_silent_in_the_opening_of_tls(made: Factory) -> None:
     async with serving(saying()) as peer, opened(made) as transport:
         with pytest.raises(httpx.ConnectTimeout):
@@ -451,6 +465,7 @@ async def test_a_peer_that_is_silent_in_the_opening_of_tls(made: Factory) -> Non
 @pytest.mark.parametrize(
     "beginning", [b"", b"HTTP/1.1 200 OK\r\n", CHUNKS], ids=["at once", "in its head", "in its body"]
 )
+@on_a_loop
 async def test_a_peer_that_falls_silent(made: Factory, beginning: bytes) -> None:
     async with serving(saying(beginning)) as peer, opened(made) as transport:
         with pytest.raises(httpx.ReadTimeout):
@@ -459,6 +474,7 @@ async def test_a_peer_that_falls_silent(made: Factory, beginning: bytes) -> None
 
 
 @both
+@on_a_loop
 async def test_a_peer_that_is_slow_is_not_silent(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await peer.request(reader)
@@ -472,6 +488,7 @@ async def test_a_peer_that_is_slow_is_not_silent(made: Factory) -> None:
         assert await whole(transport, peer.url, read_s=SHORT_S) == b"a"
 
 
+@on_a_loop
 async def test_a_silence_counts_only_while_somebody_waits() -> None:
     """Of the lean transport alone: aiohttp's clock runs on while nobody reads."""
 
@@ -489,6 +506,7 @@ async def test_a_silence_counts_only_while_somebody_waits() -> None:
 
 
 @both
+@on_a_loop
 async def test_without_a_limit_silence_is_waited_for(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await peer.request(reader)
@@ -504,6 +522,7 @@ async def test_without_a_limit_silence_is_waited_for(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_what_nobody_reads_stays_with_its_sender(made: Factory) -> None:
     piece, pieces = b"x" * 65_536, 640
     written = 0
@@ -534,6 +553,7 @@ async def test_what_nobody_reads_stays_with_its_sender(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_idle_connections_are_let_go(made: Factory) -> None:
     async with serving(saying(OK, OK, OK)) as peer, opened(made, idle_max_s=0.2) as transport:
         assert await asyncio.gather(*(whole(transport, peer.url) for _ in range(3))) == [b"ok"] * 3
@@ -547,6 +567,7 @@ async def test_idle_connections_are_let_go(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_a_connection_that_was_closed_while_idle(made: Factory) -> None:
     async with serving(saying(OK, close=True)) as peer, opened(made) as transport:
         for _ in range(3):
@@ -569,6 +590,7 @@ def leaving(beginning: bytes) -> Callable[..., Awaitable[None]]:
 
 
 @pytest.mark.parametrize(("made", "method"), [(lean, "POST"), (lean, "GET"), (aiohttp, "GET")])
+@on_a_loop
 async def test_a_kept_connection_that_closes_without_a_byte_is_replaced_by_a_fresh_one(
     made: Factory, method: str
 ) -> None:
@@ -583,6 +605,7 @@ async def test_a_kept_connection_that_closes_without_a_byte_is_replaced_by_a_fre
 
 
 @both
+@on_a_loop
 async def test_a_kept_connection_that_has_begun_to_answer_is_not_replaced(made: Factory) -> None:
     async with serving(leaving(b"H")) as peer, opened(made) as transport:
         assert await whole(transport, peer.url) == b"ok"
@@ -592,6 +615,7 @@ async def test_a_kept_connection_that_has_begun_to_answer_is_not_replaced(made: 
 
 
 @both
+@on_a_loop
 async def test_a_kept_connection_that_is_silent_is_not_replaced(made: Factory) -> None:
     async with serving(saying(OK)) as peer, opened(made) as transport:
         assert await whole(transport, peer.url) == b"ok"
@@ -601,6 +625,7 @@ async def test_a_kept_connection_that_is_silent_is_not_replaced(made: Factory) -
 
 
 @both
+@on_a_loop
 async def test_a_fresh_connection_that_takes_the_place_of_a_stale_one_may_fail(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await peer.request(reader)
@@ -619,6 +644,7 @@ async def test_a_fresh_connection_that_takes_the_place_of_a_stale_one_may_fail(m
 @pytest.mark.parametrize(
     "surplus", [OK.replace(b"ok", b"no"), b"x", b"\r\nHTTP/1.1 2"], ids=["a reply", "a byte", "half"]
 )
+@on_a_loop
 async def test_bytes_behind_a_reply_answer_no_other_request(made: Factory, surplus: bytes) -> None:
     async with serving(saying(OK + surplus, OK)) as peer, opened(made) as transport:
         for connections in (1, 2):
@@ -627,6 +653,7 @@ async def test_bytes_behind_a_reply_answer_no_other_request(made: Factory, surpl
 
 
 @both
+@on_a_loop
 async def test_bytes_to_an_idle_connection_answer_no_request(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await peer.request(reader)
@@ -644,6 +671,7 @@ async def test_bytes_to_an_idle_connection_answer_no_request(made: Factory) -> N
 
 
 @both
+@on_a_loop
 async def test_a_reply_that_is_not_read_to_its_end_ends_its_connection(made: Factory) -> None:
     async with serving(saying(CHUNKS)) as peer, opened(made) as transport:
         response = await begun(transport, peer.url)
@@ -656,6 +684,7 @@ async def test_a_reply_that_is_not_read_to_its_end_ends_its_connection(made: Fac
 
 
 @both
+@on_a_loop
 async def test_a_reply_that_was_read_reads_nothing_of_the_next(made: Factory) -> None:
     async with serving(saying(OK, OK)) as peer, opened(made) as transport:
         first = await begun(transport, peer.url)
@@ -668,6 +697,7 @@ async def test_a_reply_that_was_read_reads_nothing_of_the_next(made: Factory) ->
 
 
 @both
+@on_a_loop
 async def test_many_at_once(made: Factory) -> None:
     async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -690,6 +720,7 @@ async def test_many_at_once(made: Factory) -> None:
 
 @both
 @pytest.mark.parametrize("beginning", [b"", CHUNKS], ids=["before its head", "in its body"])
+@on_a_loop
 async def test_whoever_is_cancelled_leaves_no_connection(made: Factory, beginning: bytes) -> None:
     async with serving(saying(beginning)) as peer, opened(made) as transport:
         task = asyncio.create_task(whole(transport, peer.url))
@@ -703,6 +734,7 @@ async def test_whoever_is_cancelled_leaves_no_connection(made: Factory, beginnin
 
 @both
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@on_a_loop
 async def test_a_cancellation_at_any_moment_leaves_no_connection(made: Factory, tls: bool) -> None:
     async with serving(in_pieces(CHUNKS, range(10, len(CHUNKS), 10)), server_tls() if tls else None) as peer:
         url = peer.url.replace("127.0.0.1", "localhost") if tls else peer.url
@@ -719,6 +751,7 @@ async def test_a_cancellation_at_any_moment_leaves_no_connection(made: Factory, 
 
 
 @both
+@on_a_loop
 async def test_closing_ends_everything(made: Factory) -> None:
     async with serving(saying(CHUNKS + b"0\r\n\r\n", CHUNKS)) as peer, opened(made) as transport:
         assert await asyncio.gather(*(whole(transport, peer.url) for _ in range(2))) == [b"abc"] * 2
@@ -732,6 +765,7 @@ async def test_closing_ends_everything(made: Factory) -> None:
         await until(lambda: peer.open == 0)
 
 
+@on_a_loop
 async def test_what_is_opened_while_the_transport_closes_is_closed_too() -> None:
     async with serving(saying(OK)) as peer:
         transport = lean()
@@ -755,6 +789,7 @@ def fields(request: bytes) -> dict[bytes, bytes]:
 
 
 @both
+@on_a_loop
 async def test_a_request_as_it_is_sent(made: Factory) -> None:
     async with serving(saying(OK, OK)) as peer, opened(made) as transport:
         await whole(transport, f"{peer.url}/v1/a%20b?c=d%2Fe", body=b"body", headers={"X-One": "a  b"})
@@ -776,6 +811,7 @@ class Pieces(httpx.AsyncByteStream):
 
 
 @both
+@on_a_loop
 async def test_a_body_that_comes_in_pieces(made: Factory) -> None:
     async with serving(saying(OK)) as peer, opened(made) as transport:
         request = httpx.Request("POST", peer.url, headers={"content-length": "4"}, stream=Pieces())
@@ -783,6 +819,7 @@ async def test_a_body_that_comes_in_pieces(made: Factory) -> None:
     assert peer.requests[0].endswith(b"\r\n\r\nbody")
 
 
+@on_a_loop
 async def test_a_body_without_a_length_gets_one() -> None:
     """Of the lean transport alone: aiohttp sends it in chunks."""
     async with serving(saying(OK)) as peer, opened(lean) as transport:
@@ -793,6 +830,7 @@ async def test_a_body_without_a_length_gets_one() -> None:
 
 
 @both
+@on_a_loop
 async def test_large_bodies_both_ways(made: Factory) -> None:
     large = bytes(range(256)) * 40_000
 
@@ -811,6 +849,7 @@ async def test_large_bodies_both_ways(made: Factory) -> None:
     # By hand: base64 of `user:pass`, `us/er:p@ss`, `user:`.
     [("user:pass", b"dXNlcjpwYXNz"), ("us%2Fer:p%40ss", b"dXMvZXI6cEBzcw=="), ("user", b"dXNlcjo=")],
 )
+@on_a_loop
 async def test_credentials_of_a_url(made: Factory, userinfo: str, sent: bytes) -> None:
     async with serving(saying(OK)) as peer, opened(made) as transport:
         await whole(transport, peer.url.replace("//", f"//{userinfo}@"))
@@ -819,6 +858,7 @@ async def test_credentials_of_a_url(made: Factory, userinfo: str, sent: bytes) -
 
 
 @pytest.mark.parametrize("value", ["a\r\nX: y", "a\nb", "a\rb"])
+@on_a_loop
 async def test_no_header_brings_another(value: str) -> None:
     """Of the lean transport alone: aiohttp refuses it as a ValueError."""
     async with serving(saying(OK)) as peer, opened(lean) as transport:
@@ -827,6 +867,7 @@ async def test_no_header_brings_another(value: str) -> None:
         assert peer.connections == 0
 
 
+@on_a_loop
 async def test_another_scheme_is_not_spoken() -> None:
     async with opened(lean) as transport:
         with pytest.raises(httpx.UnsupportedProtocol):
@@ -841,6 +882,7 @@ def has_ipv6() -> bool:
 
 @both
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@on_a_loop
 async def test_ipv6(made: Factory) -> None:
     async with serving(saying(OK), host="::1") as peer, opened(made) as transport:
         assert await whole(transport, peer.url) == b"ok"
@@ -858,6 +900,7 @@ def server_tls() -> ssl.SSLContext:
 
 
 @both
+@on_a_loop
 async def test_tls(made: Factory) -> None:
     agreed = []
 
@@ -872,6 +915,7 @@ async def test_tls(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_a_large_reply_over_tls_until_it_closes(made: Factory) -> None:
     large = bytes(range(256)) * 10_000
     reply = b"HTTP/1.1 200 OK\r\n\r\n" + large
@@ -880,6 +924,7 @@ async def test_a_large_reply_over_tls_until_it_closes(made: Factory) -> None:
 
 
 @pytest.mark.parametrize("transport", [LeanTransport, lambda: NamedFaults(tls_context(), 3)], ids=["lean", "aiohttp"])
+@on_a_loop
 async def test_a_certificate_that_nobody_vouches_for(transport: Callable[[], httpx.AsyncBaseTransport]) -> None:
     async with serving(saying(OK), server_tls()) as peer, opened(transport) as strict:
         with pytest.raises(httpx.ConnectError):
@@ -888,6 +933,7 @@ async def test_a_certificate_that_nobody_vouches_for(transport: Callable[[], htt
 
 
 @both
+@on_a_loop
 async def test_a_certificate_of_another_name(made: Factory) -> None:
     async with serving(saying(OK), server_tls()) as peer, opened(made) as transport:
         with pytest.raises(httpx.ConnectError):
@@ -896,6 +942,7 @@ async def test_a_certificate_of_another_name(made: Factory) -> None:
 
 
 @both
+@on_a_loop
 async def test_tls_to_a_peer_that_speaks_none(made: Factory) -> None:
     async with serving(saying(OK)) as peer, opened(made) as transport:
         with pytest.raises(httpx.ConnectError):
