@@ -90,9 +90,10 @@ class LeanTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectTimeout("No connection was made in time.") from error
         except (OSError, UnicodeError) as error:
             raise httpx.ConnectError("No connection was made.") from error
-        if self._pool.is_closed:
+        if self._pool.is_closed or not connection.is_usable:
             connection.end()
-            raise httpx.ConnectError("The transport was closed.")
+            raise httpx.ConnectError("The connection was closed before it was used.")
+        self._pool.opened.add(connection)
         return connection
 
     def _tls_context(self) -> ssl.SSLContext:
@@ -140,7 +141,10 @@ def _head(request: httpx.Request, body_bytes: int) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One socket, which carries one reply after the other. `opened` holds it from its opening to its very end."""
+    """One socket, which carries one reply after the other. It leaves `opened` at its very end.
+
+    Who opens it adds it there, once it has it: uvloop says nothing of the end of one whose opening is cancelled.
+    """
 
     def __init__(self, origin: _Origin, opened: "set[_Connection]") -> None:
         self.origin = origin
@@ -208,7 +212,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._opened.add(self)
 
     def data_received(self, data: bytes) -> None:
         reply = self._reply
