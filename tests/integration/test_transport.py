@@ -46,17 +46,21 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
             await test(**arguments)
         await until(lambda: open_sockets() <= sockets and len(asyncio.all_tasks()) == 1)
 
+    parameters = inspect.signature(test).parameters.values()
+    loop = inspect.Parameter("new_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.Signature([loop, *parameters], return_annotation=None)
+
     @functools.wraps(test)
-    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+    def run(*values: Any, **named: Any) -> None:
+        arguments = dict(signature.bind(*values, **named).arguments)
+        with asyncio.Runner(loop_factory=arguments.pop("new_loop")) as runner:
             runner.run(watched(arguments))
 
-    signature = inspect.signature(test)
-    loop = inspect.Parameter("new_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = signature.replace(parameters=[loop, *signature.parameters.values()])  # type: ignore[attr-defined]
+    run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
 
+@functools.cache
 def trusting() -> ssl.SSLContext:
     context = tls_context()
     context.load_verify_locations(CERTIFICATE)
