@@ -1,4 +1,4 @@
-"""One HTTP reply from its bytes: every cut of what was recorded of real model servers, and where nothing more may come."""
+"""One HTTP reply from its bytes: every cut of what was recorded of real model servers, and what may not follow it."""
 
 import httpx
 import msgspec
