@@ -7,6 +7,7 @@ client's own headers never reach the upstream.
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -142,7 +143,7 @@ class UpstreamClient:
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)
         request = httpx.Request(
             method,
-            self.base_url + path,
+            _url(self.base_url + path),
             headers=headers,
             # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
             stream=_Body(body) if body else None,
@@ -182,6 +183,12 @@ class UpstreamClient:
                 if size > self._reply_bytes_max:
                     raise errors.upstream_broken(f"its reply is larger than {self._reply_bytes_max} bytes.")
                 yield chunk
+
+
+@functools.lru_cache(maxsize=64)
+def _url(text: str) -> httpx.URL:
+    """A URL is parsed once: that takes longer than all else of a request, and there are few."""
+    return httpx.URL(text)
 
 
 async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
