@@ -7,28 +7,18 @@ client's own headers never reach the upstream.
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import aiohttp
 import httpx
-from aiohttp.http_exceptions import HttpProcessingError
-from httpx_aiohttp import AiohttpTransport
 
 from server import errors
 from server.errors import ApiError
 from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
+from server.upstream.transport import lean
 
-# vLLM's own server closes an idle connection after 5 s; ours must let go of it first, or a turn meets a closed one.
-_IDLE_CONNECTION_S = 3
-_CONNECTIONS_MAX = 100_000
 _LAST_BYTES_S = 0.05
-
-
-def default_transport() -> httpx.AsyncBaseTransport:
-    """A transport whose cost a stream can bear: httpx's own needs several times the CPU."""
-    limits = httpx.Limits(max_connections=_CONNECTIONS_MAX, keepalive_expiry=_IDLE_CONNECTION_S)
-    return AiohttpTransport(limits=limits, trust_env=False)
 
 
 class Reply(NamedTuple):
@@ -69,7 +59,7 @@ class UpstreamClient:
         silence_timeout_s: float,
         first_byte_timeout_s: float,
         reply_bytes_max: int,
-        transport: Callable[[], httpx.AsyncBaseTransport] = default_transport,
+        transport: Callable[[], httpx.AsyncBaseTransport] = lean,
     ) -> None:
         self.base_url = base_url
         self._api_key = api_key
@@ -153,7 +143,7 @@ class UpstreamClient:
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)
         request = httpx.Request(
             method,
-            self.base_url + path,
+            _url(self.base_url + path),
             headers=headers,
             # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
             stream=_Body(body) if body else None,
@@ -195,6 +185,12 @@ class UpstreamClient:
                 yield chunk
 
 
+@functools.lru_cache(maxsize=64)
+def _url(text: str) -> httpx.URL:
+    """A URL is parsed once: that takes longer than all else of a request, and there are few."""
+    return httpx.URL(text)
+
+
 async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
     """Let the upstream end a stream whose last event has come: a connection that is read to its end is used again."""
     with contextlib.suppress(ApiError, TimeoutError):
@@ -207,21 +203,11 @@ async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
 def _translated() -> Iterator[None]:
     try:
         yield
+    except httpx.ConnectTimeout as error:
+        raise errors.upstream_not_connected() from error
     except httpx.ConnectError as error:
         raise errors.upstream_unreachable() from error
     except httpx.TimeoutException as error:
-        raise _named_fault(error.__cause__) from error.__cause__
-    except (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError) as error:
-        # Of what is no HTTP httpx-aiohttp translates nothing.
+        raise errors.upstream_too_slow() from error
+    except httpx.HTTPError as error:
         raise errors.upstream_broken("its reply broke off, or is no HTTP.") from error
-
-
-def _named_fault(cause: BaseException | None) -> ApiError:
-    """What really happened: httpx-aiohttp reports every connection that fails or breaks as a time-out."""
-    if isinstance(cause, aiohttp.ClientConnectorError):
-        return errors.upstream_unreachable()
-    if isinstance(cause, aiohttp.ConnectionTimeoutError):
-        return errors.upstream_not_connected()
-    if cause is None or isinstance(cause, TimeoutError):
-        return errors.upstream_too_slow()
-    return errors.upstream_broken("it closed the connection.")
