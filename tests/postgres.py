@@ -5,6 +5,7 @@ rows, and each may do to its database what it likes.
 """
 
 import asyncio
+import copy
 import functools
 import gc
 import os
@@ -15,11 +16,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
-import sqlalchemy
+import pytest
 from docker.client import DockerClient
 from docker.errors import DockerException
 from testcontainers.community.postgres import PostgresContainer
@@ -27,6 +29,7 @@ from testcontainers.community.postgres import PostgresContainer
 from server.embedded import EmbeddedPostgres
 from server.embedded.installation import SUPERUSER
 from server.store.database import Database
+from server.store.statement import Statement
 
 # The oldest we promise to work with; the embedded one is the newest.
 CONTAINER_IMAGE = "postgres:14-alpine"
@@ -146,20 +149,21 @@ def recorded_statements(database: Database) -> Iterator[list[str]]:
     """The statements that `database` sends while this lasts. Transaction control is not among them."""
     statements: list[str] = []
 
-    def record(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        statements.append(statement)
+    run = database.run
 
-    engine = database.engine.sync_engine
-    sqlalchemy.event.listen(engine, "before_cursor_execute", record)
-    try:
+    async def recorded(statement: Statement, *parameters: Any) -> Any:
+        statements.append(statement.text)
+        return await run(statement, *parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "run", recorded)
         yield statements
-    finally:
-        sqlalchemy.event.remove(engine, "before_cursor_execute", record)
 
 
-async def rows_visited(database: Database, statement: str, **parameters: object) -> dict[str, int]:
+async def rows_visited(database: Database, statement: Statement, **parameters: object) -> dict[str, int]:
     """How many rows of each table the plan looked at, whether or not it kept them."""
-    explained = sqlalchemy.text(f"explain (analyze, format json) {statement}")
+    explained = copy.copy(statement)
+    explained.text = f"explain (analyze, format json) {statement.text}"
     rows = await database.run(explained, {"tenant_id": 1, **parameters})
     visited: dict[str, int] = {}
     nodes = [rows[0][0][0]["Plan"]]

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
+from asyncpg import Record
 from msgspec import Struct
-from sqlalchemy import Row, TextClause
 
 from server import errors
 from server.protocol.items import Item
 from server.store.database import Database
 from server.store.rows import item_columns, items_of
 from server.store.sql import conversations as sql
+from server.store.statement import Statement
 
 # Each try that fails means that somebody else's change was carried out; so many in a row, that the list is overrun.
 _TRIES_MAX = 100
@@ -122,7 +123,7 @@ class Conversations:
         rows = await self._database.run(sql.LIST_ITEMS[order], parameters)
         if not rows:
             return None
-        if after is not None and rows[0].cursor_place is None:
+        if after is not None and rows[0]["cursor_place"] is None:
             raise errors.cursor_not_found(after)
         items = items_of(rows)
         return ListedItems(items[:limit], has_more=len(items) > limit)
@@ -132,30 +133,30 @@ class Conversations:
         rows = await self._database.run(sql.CONVERSATION_HISTORY, {"tenant_id": tenant_id, "public_id": public_id})
         return history_of(rows) if rows else None
 
-    async def _change(self, statement: TextClause, parameters: Mapping[str, object]) -> Row[Any] | None:
+    async def _change(self, statement: Statement, parameters: Mapping[str, object]) -> Record | None:
         for _ in range(_TRIES_MAX):
             rows = await self._database.run(statement, parameters)
             if not rows:
                 return None
             row = rows[0]
-            if row.is_changed:
+            if row["is_changed"]:
                 return row
-            if row.is_locked:
+            if row["is_locked"]:
                 raise errors.conversation_locked()
-            if getattr(row, "repeated_id", None) is not None:
-                raise errors.repeated_item_id(row.repeated_id, "items")
-            if not getattr(row, "is_listed", True):
+            if row.get("repeated_id") is not None:
+                raise errors.repeated_item_id(row["repeated_id"], "items")
+            if not row.get("is_listed", True):
                 raise errors.listed_item_not_found(str(parameters["item_id"]))
         raise errors.conversation_locked()
 
 
-def history_of(rows: Sequence[Row[Any]]) -> ConversationHistory:
+def history_of(rows: Sequence[Record]) -> ConversationHistory:
     """The history in the rows of a conversation and its items; a run of items without a response is one turn."""
     turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
     return ConversationHistory(
-        conversation_id=rows[0].conversation_id, version=rows[0].version, turns=[turn for turn in turns if turn]
+        conversation_id=rows[0]["conversation_id"], version=rows[0]["version"], turns=[turn for turn in turns if turn]
     )
 
 
-def _conversation(row: Row[Any]) -> Conversation:
-    return Conversation(public_id=row.public_id, metadata=row.metadata, created_at=row.created_at)
+def _conversation(row: Record) -> Conversation:
+    return Conversation(public_id=row["public_id"], metadata=row["metadata"], created_at=row["created_at"])

@@ -5,23 +5,27 @@ Rule of this file: what a driver raises ends here. A fault of the connection or 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, Row, TextClause, event, text
-from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from asyncpg.prepared_stmt import PreparedStatement
+from sqlalchemy import Connection, NullPool, PoolProxiedConnection, event, text
+from sqlalchemy.exc import DBAPIError, DisconnectionError, MissingGreenlet
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 import server
 from server import errors
+from server.store.statement import Statement
 
 DOUBT_MAX_S: Final = 5
 """How long who made a write that was not answered may wait to learn what became of it."""
@@ -30,10 +34,12 @@ DOUBT_MAX_S: Final = 5
 # stops, is full, is read-only, knows no such user) may be over at the next attempt.
 _MISTAKES: Final = ("22", "42")
 
-# Two caches, the driver's and SQLAlchemy's.
+_NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
+
+# Of migrations, where there are two caches, the driver's and SQLAlchemy's.
 _UNPREPARED: Final = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
 
-_PING: Final = text("select 1")
+_PING: Final = Statement("select 1")
 
 # Any number will do, as long as every release that may meet another one at the same database uses it.
 _MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
@@ -56,10 +62,18 @@ class SchemaTooNew(UnusableDatabase):
 
 
 class Database:
-    """A pool of connections to one Postgres. Every statement is a transaction of its own."""
+    """A pool of connections to one Postgres. Every statement is a transaction of its own.
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    The pool is SQLAlchemy's; statements go to the driver itself, since a `Connection` between them costs as much CPU
+    time as all else of a turn (ADR 10).
+    """
+
+    def __init__(self, engine: AsyncEngine, *, pool_size: int, connect_timeout_s: float, may_prepare: bool) -> None:
         self.engine = engine
+        self._pool = engine.sync_engine.pool
+        self._free = asyncio.Semaphore(pool_size)
+        self._connect_timeout_s = connect_timeout_s
+        self._may_prepare = may_prepare
         self._is_closed = False
 
     @classmethod
@@ -79,35 +93,77 @@ class Database:
         """
         arguments = _connect_arguments(url, connect_timeout_s) | {"command_timeout": statement_timeout_s}
         if pgbouncer:
-            arguments |= _UNPREPARED
+            arguments["statement_cache_size"] = 0
         engine = create_async_engine(
             "postgresql+asyncpg://",
-            connect_args=arguments,
-            isolation_level="AUTOCOMMIT",
-            hide_parameters=True,
+            async_creator=lambda: _Opening(arguments),
             pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=connect_timeout_s,
+            # Who waits for a connection waits here: the pool's own queue can't be asked without its greenlets.
+            max_overflow=-1,
             # Without transactions there is nothing to roll back.
             pool_reset_on_return=None,
         )
         event.listen(engine.sync_engine, "checkout", _refuse_closed)
-        return cls(engine)
+        return cls(engine, pool_size=pool_size, connect_timeout_s=connect_timeout_s, may_prepare=not pgbouncer)
 
-    async def run(self, statement: TextClause, parameters: Mapping[str, object] | None = None) -> Sequence[Row[Any]]:
+    async def run(
+        self, statement: Statement, parameters: Mapping[str, object] = _NO_PARAMETERS
+    ) -> Sequence[asyncpg.Record]:
         """The rows of one statement; its connection is free again when this returns.
 
         Raises `errors.store_unavailable` and ConstraintViolated.
         """
-        if self._is_closed:
-            # The pool would open a connection anew, which nobody closes.
-            raise errors.store_unavailable()
         with _faults():
-            async with self.engine.connect() as connection:
-                result = await connection.execute(statement, parameters)
-                return result.all() if result.returns_rows else ()
+            if self._free.locked():
+                async with asyncio.timeout(self._connect_timeout_s):
+                    await self._free.acquire()
+            else:
+                await self._free.acquire()
+            try:
+                connection = await self._connection()
+                try:
+                    rows = await self._fetch(connection, statement, parameters)
+                except asyncpg.PostgresError:
+                    connection.close()
+                    raise
+                except BaseException:
+                    # Nobody can say what it would answer next.
+                    connection.invalidate()
+                    raise
+                connection.close()
+                return rows
+            finally:
+                self._free.release()
 
-    async def holds(self, statement: TextClause, parameters: Mapping[str, object]) -> bool:
+    async def _connection(self) -> PoolProxiedConnection:
+        if self._is_closed:
+            # The pool would open one anew, which nobody closes.
+            raise errors.store_unavailable()
+        try:
+            return self._pool.connect()
+        except MissingGreenlet:
+            # None lies there that is open: to open one is to wait, which the pool can do in a greenlet only.
+            pass
+        try:
+            return await greenlet_spawn(self._pool.connect)
+        except Exception as error:
+            # Whatever it is, nothing was asked yet.
+            raise errors.store_unavailable() from (error.__cause__ or error)
+
+    async def _fetch(
+        self, connection: PoolProxiedConnection, statement: Statement, parameters: Mapping[str, object]
+    ) -> Sequence[asyncpg.Record]:
+        driver: asyncpg.Connection[asyncpg.Record] = cast(Any, connection.driver_connection)
+        values = statement.values(parameters)
+        if not self._may_prepare:
+            return await driver.fetch(statement.text, *values)
+        prepared: PreparedStatement[asyncpg.Record] | None = connection.info.get(statement)
+        if prepared is None:
+            # They go with the connection they were prepared on.
+            prepared = connection.info[statement] = await driver.prepare(statement.text)
+        return await prepared.fetch(*values)
+
+    async def holds(self, statement: Statement, parameters: Mapping[str, object]) -> bool:
         """Whether the statement finds a row: of a write whose answer was lost, with its connection.
 
         A commit may come a moment after that, so it is asked more than once, within DOUBT_MAX_S. False where the
@@ -133,6 +189,16 @@ class Database:
         """Close all connections, and take no statement any more. One that still runs keeps its own until it ends."""
         self._is_closed = True
         await self.engine.dispose()
+
+
+class _Opening:
+    """A connection that is opened once it is awaited: outside of its greenlets the pool asks for one in vain."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+
+    def __await__(self) -> Generator[Any, None, "asyncpg.Connection[asyncpg.Record]"]:
+        return asyncpg.connect(**self._arguments).__await__()
 
 
 async def migrate(url: str) -> None:
@@ -231,21 +297,23 @@ def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:
 def _faults() -> Iterator[None]:
     try:
         yield
-    except IntegrityError as error:
-        raise ConstraintViolated(str(getattr(_driver_error(error), "constraint_name", None))) from error
-    except DBAPIError as error:
-        if _is_mistake(error):
+    except asyncpg.IntegrityConstraintViolationError as error:
+        raise ConstraintViolated(str(error.constraint_name)) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, DBAPIError, OSError) as error:
+        # The driver calls it its own error where a connection ends just as a statement begins.
+        if _is_mistake(_driver_error(error)):
             raise
         raise errors.store_unavailable() from error
-    except (OSError, PoolTimeoutError) as error:
-        raise errors.store_unavailable() from error
 
 
-def _is_mistake(error: DBAPIError) -> bool:
-    sqlstate = getattr(error.orig, "sqlstate", None)
-    # What asyncpg itself refuses to send has no SQLSTATE, but is a ValueError.
-    return isinstance(_driver_error(error), ValueError) or (sqlstate is not None and sqlstate[:2] in _MISTAKES)
-
-
-def _driver_error(error: DBAPIError) -> BaseException | None:
+def _driver_error(error: Exception) -> BaseException | None:
+    """What the driver raised: SQLAlchemy wraps it where it opens a connection, and in a migration."""
+    if not isinstance(error, DBAPIError):
+        return error
     return error.orig.__cause__ if error.orig else None
+
+
+def _is_mistake(error: BaseException | None) -> bool:
+    sqlstate = getattr(error, "sqlstate", None)
+    # What the driver itself refuses to send has no SQLSTATE, but is a ValueError.
+    return isinstance(error, ValueError) or (sqlstate is not None and sqlstate[:2] in _MISTAKES)

@@ -7,9 +7,9 @@ that has died or failed the key is free again.
 from typing import Any, Final
 
 from msgspec import Struct
-from sqlalchemy import text
 
 from server.store.database import Database
+from server.store.statement import Statement
 
 _IS_DONE = """exists (
     select from responses as response
@@ -18,7 +18,7 @@ _IS_DONE = """exists (
 )"""
 
 # A key that is a day old, or whose process has died before its response was stored, is anybody's.
-_CLAIM: Final = text(f"""
+_CLAIM: Final = Statement(f"""
 insert into idempotency_keys as known (tenant_id, key, body_hash, response_public_id, created_at, claimed_until)
 values (
     :tenant_id, :key, :body_hash, :response_public_id, clock_timestamp(),
@@ -32,26 +32,26 @@ where known.created_at < clock_timestamp() - interval '24 hours'
 returning response_public_id
 """)
 
-_FIND: Final = text(f"""
+_FIND: Final = Statement(f"""
 select body_hash, response_public_id, {_IS_DONE} as is_done
 from idempotency_keys as known
 where tenant_id = :tenant_id and key = :key
 """)
 
-_RENEW: Final = text("""
+_RENEW: Final = Statement("""
 update idempotency_keys
 set claimed_until = clock_timestamp() + make_interval(secs => :lease_s)
 where tenant_id = :tenant_id and key = :key and response_public_id = :response_public_id
 returning key
 """)
 
-_RELEASE: Final = text(f"""
+_RELEASE: Final = Statement(f"""
 delete from idempotency_keys as known
 where tenant_id = :tenant_id and key = :key and response_public_id = :response_public_id
     and not {_IS_DONE}
 """)
 
-_FORGET: Final = text("""
+_FORGET: Final = Statement("""
 delete from idempotency_keys
 where tenant_id = :tenant_id and key = :key and response_public_id = :response_public_id
 """)
@@ -91,7 +91,7 @@ class IdempotencyKeys:
 
     async def find(self, tenant_id: int, key: str) -> KnownKey | None:
         rows = await self._database.run(_FIND, {"tenant_id": tenant_id, "key": key})
-        return KnownKey(rows[0].body_hash, rows[0].response_public_id, rows[0].is_done) if rows else None
+        return KnownKey(*rows[0]) if rows else None
 
     async def renew(self, claim: KeyClaim) -> bool:
         """Whether the claim still holds, and now for `lease_s` more."""

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from asyncpg import Record
 from msgspec import Struct
-from sqlalchemy import Row
 
 from server import errors
 from server.errors import ApiError
@@ -61,12 +61,12 @@ class Leases:
         history = history_of(rows)
         return Lease(tenant_id, public_id, history.conversation_id, history.version, token), history
 
-    async def _taken(self, parameters: dict[str, Any]) -> tuple[Sequence[Row[Any]], bool]:
+    async def _taken(self, parameters: dict[str, Any]) -> tuple[Sequence[Record], bool]:
         """The conversation's rows, and whether the lease is had."""
         rows = await self._database.run(sql.LOCK, parameters | {"lease_s": self.lease_s})
-        if not rows or rows[0].locked_version is None:
+        if not rows or rows[0]["locked_version"] is None:
             return rows, False
-        if rows[0].locked_version != rows[0].version:
+        if rows[0]["locked_version"] != rows[0]["version"]:
             # Another turn ended between the statement's start and the lease: with the lease held, look again.
             named = {name: parameters[name] for name in ("tenant_id", "public_id")}
             rows = await self._database.run(sql.CONVERSATION_HISTORY, named)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
+from asyncpg import Record
 from msgspec import Struct
-from sqlalchemy import Row
 
 from server import errors
 from server.protocol.items import Item
@@ -92,7 +91,7 @@ class Responses:
             return None
         named = rows[-1]
         turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
-        parent = Parent(id=named.turn_id, root_id=named.root_id, depth=named.depth, root_public_id=named.root_public_id)
+        parent = Parent(named["turn_id"], named["root_id"], named["depth"], named["root_public_id"])
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
     async def input_items(self, tenant_id: int, public_id: str) -> list[Item] | None:
@@ -108,7 +107,7 @@ class Responses:
         rows = await self._walk(tenant_id, public_id, input_only=True)
         if rows is None:
             return None
-        own = rows[-1].turn_id
+        own = rows[-1]["turn_id"]
         earlier = [items_of(turn) for _, turn in groupby((row for row in rows if row[0] != own), key=itemgetter(0))]
         return [*(turn for turn in earlier if turn), items_of(row for row in rows if row[0] == own)]
 
@@ -117,7 +116,7 @@ class Responses:
         rows = await self._database.run(sql.GET, {"tenant_id": tenant_id, "public_id": public_id})
         if not rows:
             return None
-        return StoredResponse(body=rows[0].body, output=items_of(rows))
+        return StoredResponse(body=rows[0]["body"], output=items_of(rows))
 
     async def add(self, response: NewResponse) -> None:
         """Store a turn, whole or not at all; it is committed when this returns.
@@ -150,15 +149,15 @@ class Responses:
         """Make a response unreachable, and say whether there was one. Its descendants keep their history."""
         return bool(await self._database.run(sql.DELETE, {"tenant_id": tenant_id, "public_id": public_id}))
 
-    async def _walk(self, tenant_id: int, public_id: str, *, input_only: bool) -> Sequence[Row[Any]] | None:
+    async def _walk(self, tenant_id: int, public_id: str, *, input_only: bool) -> Sequence[Record] | None:
         parameters = {"tenant_id": tenant_id, "public_id": public_id, "input_only": input_only}
         rows = await self._database.run(sql.HISTORY, parameters)
         if not rows:
             return None
         oldest = rows[0]
-        if oldest.depth != 0 or oldest.parent_id is not None:
-            [reached] = await self._database.run(sql.PUBLIC_ID, {"tenant_id": tenant_id, "id": oldest.turn_id})
-            raise errors.lost_ancestor(reached.public_id)
+        if oldest["depth"] != 0 or oldest["parent_id"] is not None:
+            [reached] = await self._database.run(sql.PUBLIC_ID, {"tenant_id": tenant_id, "id": oldest["turn_id"]})
+            raise errors.lost_ancestor(reached["public_id"])
         return rows
 
 

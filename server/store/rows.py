@@ -1,12 +1,13 @@
 """Items as columns and as rows: bytes outside, text inside, and nothing in between that looks into them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+from asyncpg import Record
 
 from server.protocol.items import Item
 
 
-def items_of(rows: Iterable[Sequence[Any]]) -> list[Item]:
+def items_of(rows: Iterable[Record]) -> list[Item]:
     """The items of these rows, in their order. A row without a public id stands for what holds no item.
 
     A row is a key to group by, and then the columns of an item; what comes behind is left to others.

@@ -841,7 +841,7 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
     await store.leases.release(lease)
 
     async def visited(statement: Any, **parameters: object) -> tuple[int, int]:
-        rows = await rows_visited(store.database, statement.text, **{"public_id": "conv", **parameters})
+        rows = await rows_visited(store.database, statement, **{"public_id": "conv", **parameters})
         return rows["conversation_items"], rows.get("items", 0)
 
     assert await visited(sql.CONVERSATION_HISTORY) == (200, 200)
@@ -871,17 +871,17 @@ async def test_an_id_that_every_conversation_has_is_looked_for_in_one(store: Sto
         # A link is looked for, and updated.
         (sql.REMOVE_ITEM, {"item_id": "msg_0"}),
     ):
-        rows = await rows_visited(store.database, statement.text, public_id="conv", **parameters)
+        rows = await rows_visited(store.database, statement, public_id="conv", **parameters)
         assert (rows["conversation_items"] <= 3, rows.get("items", 0) <= 1) == (True, True), rows
     again = item_columns([item("b"), item("msg_0")])
-    rows = await rows_visited(store.database, sql.ADD_ITEMS.text, public_id="conv", **again)
+    rows = await rows_visited(store.database, sql.ADD_ITEMS, public_id="conv", **again)
     assert (rows["conversation_items"] <= 2, rows["items"]) == (True, 0), rows
 
 
 async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(store: Store) -> None:
     for number in range(200):
         await store.responses.add(turn(str(number), is_appended=False, items=[item("msg_0")]))
-    rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=["msg_0"])
+    rows = await rows_visited(store.database, response_sql.REFERENCED, public_ids=["msg_0"])
     assert rows["items"] == 1
 
 
@@ -894,7 +894,7 @@ async def test_a_reference_to_a_removed_item_reads_one_response_that_saw_it(stor
         await store.conversations.remove_item(1, f"other_{number}", "a")
     await store.conversations.remove_item(1, "conv", "a")
     for name, responses in (("unseen", 0), ("a", 1)):
-        rows = await rows_visited(store.database, response_sql.REFERENCED.text, public_ids=[name])
+        rows = await rows_visited(store.database, response_sql.REFERENCED, public_ids=[name])
         assert rows["responses"] == responses, rows
 
 

@@ -17,6 +17,7 @@ from server.store.conversations import Conversation, Conversations
 from server.store.database import ConstraintViolated, Database
 from server.store.responses import History, NewResponse, Parent, Responses
 from server.store.sql import responses as sql
+from server.store.statement import Statement
 from tests.harness import until
 from tests.postgres import connected, database_name, recorded_statements, rows_visited, until_true, with_database
 
@@ -325,13 +326,13 @@ async def test_a_chain_a_thousand_deep_is_walked_by_look_ups(database: Database,
             assert [names(items)[2] for items in history.turns] == [f"{number}_out" for number in range(depth + 1)]
     assert len(statements) == 2
 
-    visited = await rows_visited(database, sql.HISTORY.text, public_id="resp_1000", input_only=False)
+    visited = await rows_visited(database, sql.HISTORY, public_id="resp_1000", input_only=False)
     # Postgres rounds what it tells of a thousand loops, hence the margin.
     assert 1001 <= visited["responses"] <= 1010
     assert 3003 <= visited["items"] <= 3010
     # Where there is no conversation, nothing is looked for.
     assert visited["conversation_items"] == 0
-    visited = await rows_visited(database, sql.GET.text, public_id="resp_1000")
+    visited = await rows_visited(database, sql.GET, public_id="resp_1000")
     assert visited == {"responses": 1, "response_bodies": 1, "items": 3}
 
 
@@ -637,13 +638,13 @@ async def test_a_mistake_of_ours_does_not_pass_for_a_fault(database: Database) -
         ("select cast(:number as bigint)", {"number": "not a number"}),
     ]:
         with pytest.raises(Exception, match=r"no_such_column|division|not a number") as raised:
-            await database.run(text(statement), parameters)
+            await database.run(Statement(statement), parameters)
         assert not isinstance(raised.value, errors.ApiError)
 
 
 async def test_values_stay_out_of_the_errors_of_statements(database: Database) -> None:
     with pytest.raises(Exception, match="no_such_column") as raised:
-        await database.run(text("select no_such_column, cast(:secret as text)"), {"secret": "a prompt"})
+        await database.run(Statement("select no_such_column, cast(:secret as text)"), {"secret": "a prompt"})
     assert "a prompt" not in str(raised.value)
 
 
@@ -655,7 +656,7 @@ async def test_a_url_may_say_how_long_to_wait_for_a_connection(database_url: str
     separator = "&" if "?" in database_url else "?"
     database = Database.open(f"{database_url}{separator}connect_timeout=7&application_name=a%20b")
     try:
-        [row] = await database.run(text("select current_database(), current_setting('application_name')"))
+        [row] = await database.run(Statement("select current_database(), current_setting('application_name')"))
         assert tuple(row) == (database_name(database_url), "a b")
     finally:
         await database.close()
@@ -667,7 +668,7 @@ async def test_behind_pgbouncer_nothing_is_prepared(database_url: str) -> None:
     try:
         for name in ("a", "b"):
             await responses.add(turn(name))
-        [row] = await database.run(text("select count(*) from pg_prepared_statements where name <> ''"))
+        [row] = await database.run(Statement("select count(*) from pg_prepared_statements where name <> ''"))
         assert row[0] == 0
         assert await said_before(responses, "resp_b") == [["b_in_0", "b_in_1", "b_out"]]
     finally:

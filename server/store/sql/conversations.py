@@ -7,9 +7,8 @@ lease is told both versions. Metadata, deletion, and the end of a lease depend o
 
 from typing import Final
 
-from sqlalchemy import text
-
 from server.store.sql.items import ITEM, LINKED_ITEM, NEW_ITEM, NEW_ITEMS
+from server.store.statement import Statement
 
 _IS_FREE = "(locked_until is null or locked_until <= clock_timestamp())"
 
@@ -45,7 +44,7 @@ added as (
     from changed cross join added
 )"""
 
-ADD_CONVERSATION: Final = text(f"""
+ADD_CONVERSATION: Final = Statement(f"""
 with changed as (
     insert into conversations (tenant_id, public_id, metadata, version, next_position, created_at)
     values (:tenant_id, :public_id, :metadata, 1, cardinality(cast(:public_ids as text[])), :created_at)
@@ -54,13 +53,13 @@ with changed as (
 select id from changed
 """)
 
-CONVERSATION: Final = text("""
+CONVERSATION: Final = Statement("""
 select public_id, textsend(metadata) as metadata, created_at
 from conversations
 where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 """)
 
-SET_METADATA: Final = text("""
+SET_METADATA: Final = Statement("""
 update conversations
 set metadata = :metadata
 where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
@@ -68,7 +67,7 @@ returning public_id, textsend(metadata) as metadata, created_at
 """)
 
 # Its links stay: responses that were made in it still have them in their history.
-DELETE_CONVERSATION: Final = text(f"""
+DELETE_CONVERSATION: Final = Statement(f"""
 with {_NAMED_CONVERSATION}, changed as (
     update conversations
     set deleted_at = now()
@@ -79,7 +78,7 @@ select exists (select from changed) as is_changed, named.is_locked
 from named
 """)
 
-ADD_ITEMS: Final = text(f"""
+ADD_ITEMS: Final = Statement(f"""
 with {_NAMED_CONVERSATION}, repeated as (
     select min(given.public_id) as public_id
     from unnest(cast(:public_ids as text[])) as given (public_id)
@@ -96,7 +95,7 @@ from named cross join repeated
 """)
 
 # A row where all of these items are listed, each with its text: as they are when they were added this moment.
-ARE_LISTED: Final = text(f"""
+ARE_LISTED: Final = Statement(f"""
 with {_NAMED_CONVERSATION}
 select count(*)
 from unnest(cast(:public_ids as text[]), cast(:bodies as text[])) as given (public_id, body)
@@ -106,7 +105,7 @@ having count(*) = cardinality(cast(:public_ids as text[]))
 """)
 
 # The link is found by scalars: joined, it would be looked for at its position in every conversation.
-REMOVE_ITEM: Final = text(f"""
+REMOVE_ITEM: Final = Statement(f"""
 with {_NAMED_CONVERSATION}, listed as (
     select max(link.position) as position
     from ({_listed(":item_id")}) as link
@@ -127,7 +126,7 @@ select exists (select from changed) as is_changed, named.is_locked, listed.posit
 from named cross join listed
 """)
 
-FIND_ITEM: Final = text(f"""
+FIND_ITEM: Final = Statement(f"""
 with {_NAMED_CONVERSATION}
 select {ITEM}
 from named left join lateral (
@@ -164,8 +163,8 @@ order by link.position {order}
 
 
 LIST_ITEMS: Final = {
-    "asc": text(_list_items("asc", ">", "-1")),
-    "desc": text(_list_items("desc", "<", "named.next_position")),
+    "asc": Statement(_list_items("asc", ">", "-1")),
+    "desc": Statement(_list_items("desc", "<", "named.next_position")),
 }
 
 _LISTED_ITEMS = f"""
@@ -173,7 +172,7 @@ _LISTED_ITEMS = f"""
     from conversation_items as link cross join lateral {LINKED_ITEM} as item
     where link.tenant_id = :tenant_id and link.conversation_id = named.id and link.removed_version is null"""
 
-CONVERSATION_HISTORY: Final = text(f"""
+CONVERSATION_HISTORY: Final = Statement(f"""
 with {_NAMED_CONVERSATION}
 select {ITEM}, named.id as conversation_id, named.version
 from named left join lateral ({_LISTED_ITEMS}) as item on true
@@ -182,7 +181,7 @@ order by item.place
 
 # The same, and the lease on it in the same statement. Where another turn's end was waited for, the lease is had but the
 # items are those of before it: `locked_version` is then not `version`.
-LOCK: Final = text(f"""
+LOCK: Final = Statement(f"""
 with {_NAMED_CONVERSATION}, locked as (
     update conversations
     set locked_by = :lease_token, locked_until = clock_timestamp() + make_interval(secs => :lease_s)
@@ -194,7 +193,7 @@ from named left join locked on true left join lateral ({_LISTED_ITEMS} and locke
 order by item.place
 """)
 
-RENEW: Final = text("""
+RENEW: Final = Statement("""
 update conversations
 set locked_until = clock_timestamp() + make_interval(secs => :lease_s)
 where tenant_id = :tenant_id and id = :conversation_id and locked_by = :lease_token
@@ -202,7 +201,7 @@ where tenant_id = :tenant_id and id = :conversation_id and locked_by = :lease_to
 returning id
 """)
 
-RELEASE: Final = text("""
+RELEASE: Final = Statement("""
 update conversations
 set locked_by = null, locked_until = null
 where tenant_id = :tenant_id and public_id = :public_id and locked_by = :lease_token

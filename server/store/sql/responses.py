@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from sqlalchemy import text
-
 from server.store.sql.items import ITEM, LINKED_ITEM, NEW_ITEM, NEW_ITEMS
+from server.store.statement import Statement
 
 # The turns up to the named response, oldest first: one row an item, and one without an item for a turn that adds none.
 # With `input_only` the named response gives its input alone, whatever became of it. What a response that was made in a
@@ -12,7 +11,7 @@ from server.store.sql.items import ITEM, LINKED_ITEM, NEW_ITEM, NEW_ITEMS
 #
 # The chain is sorted before the items are joined to it, so that they are sorted turn by turn; 6,000 at once spill to
 # disk. A step demands the depth before: a chain with a cycle in it ends, and ends wrong.
-HISTORY: Final = text(f"""
+HISTORY: Final = Statement(f"""
 with recursive chain as (
     select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named, (
             select root.public_id from responses as root
@@ -50,9 +49,9 @@ left join lateral (
 order by turn.depth, item.is_own, item.place
 """)
 
-IS_STORED: Final = text("select id from responses where tenant_id = :tenant_id and public_id = :public_id")
+IS_STORED: Final = Statement("select id from responses where tenant_id = :tenant_id and public_id = :public_id")
 
-PUBLIC_ID: Final = text("select public_id from responses where tenant_id = :tenant_id and id = :id")
+PUBLIC_ID: Final = Statement("select public_id from responses where tenant_id = :tenant_id and id = :id")
 
 
 # A turn as one statement, so that it is stored whole or not at all, in one round trip. The id is drawn first, because a
@@ -97,11 +96,11 @@ fresh as (
 )"""
 
 
-ADD: Final = text(f"with {_add('true')} select id from response")
+ADD: Final = Statement(f"with {_add('true')} select id from response")
 
 # The same, appended to its conversation, which is free again with it. Where the lease is another's or has run out,
 # nothing is stored and no row comes back. A clock may be set back: a list that has changed since is not appended to.
-ADD_IN_CONVERSATION: Final = text(f"""
+ADD_IN_CONVERSATION: Final = Statement(f"""
 with conversation as (
     update conversations
     set version = version + 1, next_position = next_position + cardinality(cast(:public_ids as text[])),
@@ -120,7 +119,7 @@ select id from response
 
 # The body comes as a row before those of the output, so that it travels once. The id is a scalar and not joined: like
 # the walk, this must not be planned as a scan of the tenant's items.
-GET: Final = text("""
+GET: Final = Statement("""
 with named as (
     select id
     from responses
@@ -138,7 +137,7 @@ order by position
 """)
 
 # Its rows stay: those who continued from it still have it in their history.
-DELETE: Final = text("""
+DELETE: Final = Statement("""
 update responses
 set deleted_at = now()
 where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
@@ -151,7 +150,7 @@ _NO_VERSION = 2**63 - 1
 # What a reference means: the newest item of that id which a client can still reach, by its response, in a list, or in
 # what a response saw of a list. The look-up ends at it, since a model server may use an id again in every turn. The
 # conditions are values: an `exists` is answered for all items of the tenant at once.
-REFERENCED: Final = text(f"""
+REFERENCED: Final = Statement(f"""
 select {ITEM}
 from unnest(cast(:public_ids as text[])) as named (public_id) cross join lateral (
     select *
