@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 
-from litestar import Response, asgi, delete, post
+from litestar import Response, delete, post
+from litestar.datastructures import State
 from litestar.types import Receive, Scope, Send
 
 from server import errors
@@ -27,10 +28,8 @@ _STREAM_HEADERS = [
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
-@asgi("/v1/responses", copy_scope=False)
-async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
-    """POST: a turn, as JSON or as a stream. A raw mount, since this is the route whose cost counts (DESIGN 9)."""
-    state = scope["litestar_app"].state
+async def create_response(state: State, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST: a turn, as JSON or as a stream. Outside of the framework, since this is the route whose cost counts."""
     reply = _Reply(send)
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
@@ -42,7 +41,7 @@ async def create_response(scope: Scope, receive: Receive, send: Send) -> None:
             return
         leaving = asyncio.create_task(_leave(receive))
         try:
-            run = await _begin(scope, body, leaving)
+            run = await _begin(state, scope, body, leaving)
             leaving.add_done_callback(lambda _: run.leave())
             await reply.follow(run)
         finally:
@@ -119,7 +118,6 @@ async def refuse_operation() -> Response[bytes]:
 
 
 ROUTES = [
-    create_response,
     retrieve_response,
     delete_response,
     list_input_items,
@@ -145,9 +143,14 @@ class _Reply:
                 await self._send_all(run)
 
     async def _send_all(self, run: Run) -> None:
+        if not run.is_stream:
+            if answer := await run.read():
+                await self._start(200, [*_JSON_HEADERS, _length(answer)])
+                await self._send({"type": "http.response.body", "body": answer, "more_body": False})
+            return
         while chunk := await run.read():
             if not self._has_started:
-                await self._start(200, _STREAM_HEADERS if run.is_stream else _JSON_HEADERS)
+                await self._start(200, _STREAM_HEADERS)
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         if self._has_started and run.is_followed:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -167,17 +170,20 @@ class _Reply:
     async def _start_error(self, error: ApiError, extra: list[tuple[bytes, bytes]]) -> None:
         body = wire.error_body(error)
         headers = [(name.encode(), value.encode()) for name, value in wire.error_headers(error).items()]
-        length = (b"content-length", str(len(body)).encode())
-        await self._start(error.status, [*_JSON_HEADERS, length, *headers, *extra])
+        await self._start(error.status, [*_JSON_HEADERS, _length(body), *headers, *extra])
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
+        headers = [*headers, wire.fresh_request_id()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _begin(scope: Scope, body: bytes, leaving: "asyncio.Task[None]") -> Run:
-    state = scope["litestar_app"].state
+def _length(body: bytes) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % len(body)
+
+
+async def _begin(state: State, scope: Scope, body: bytes, leaving: "asyncio.Task[None]") -> Run:
     key = dict(scope["headers"]).get(b"idempotency-key")
     if key is not None:
         idempotency: Idempotency = state.idempotency

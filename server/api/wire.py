@@ -129,7 +129,11 @@ async def discard_body(receive: Receive) -> None:
 async def add_request_id(message: Message, _: Scope) -> None:
     """A fresh `x-request-id` on every answer, which the SDKs show to their users."""
     if message["type"] == "http.response.start":
-        message["headers"] = [*message["headers"], (b"x-request-id", f"req_{secrets.token_hex(16)}".encode())]
+        message["headers"] = [*message["headers"], fresh_request_id()]
+
+
+def fresh_request_id() -> tuple[bytes, bytes]:
+    return b"x-request-id", f"req_{secrets.token_hex(16)}".encode()
 
 
 def _encodable(value: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import openai
@@ -66,8 +67,11 @@ async def test_an_offer_may_come_with_every_request_of_a_connection(application:
     reader, writer = await asyncio.open_connection("127.0.0.1", application.port)
     for _ in range(3):
         writer.write(request)
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200 ")
-        await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        answered = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert answered.startswith(b"HTTP/1.1 200 ")
+        length = re.search(rb"content-length: (\d+)", answered)
+        assert length is not None
+        await asyncio.wait_for(reader.readexactly(int(length[1])), 5)
     writer.close()
     assert len(application.mock.posts) == 3
 
