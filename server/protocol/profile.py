@@ -19,9 +19,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `own_members` of a request are never taken from a client; `withheld_members` are echoed to it and not sent. All
     others are, or those of `request_members` where that is not None.
 
-    In the chat dialect a reasoning text is sent in the field that carried it, if it is one of `reasoning_fields`; where
-    that is not known, in those of `without_record`. `sends_reasoning_details` sends recorded `reasoning_details` back.
-    `developer_role` is what a developer's message is called.
+    In the chat dialect a reasoning text is sent in the field that carried it, if it is one of `reasoning_fields`; if
+    not, or where that is not known, in those of `without_record`. `sends_reasoning_details` sends recorded
+    `reasoning_details` back. `developer_role` is what a developer's message is called.
     """
 
     dialect: Literal["responses", "chat"]

@@ -110,12 +110,13 @@ def _runs(turn: Sequence[Item]) -> Iterator[range]:
 
 
 def _fields(run: Sequence[Item], profile: Profile) -> tuple[str, ...]:
-    """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree."""
+    """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree on it and
+    this upstream reads it."""
     if not profile.reasoning_fields:
         return ()
     carried = {fidelity.read(item.fidelity).reasoning_field for item in run if item.type == "reasoning"}
     recorded = carried.pop() if len(carried) == 1 else None
-    return profile.without_record if recorded is None else tuple({recorded} & set(profile.reasoning_fields))
+    return (recorded,) if recorded is not None and recorded in profile.reasoning_fields else profile.without_record
 
 
 def _decide(place: _Place) -> Decision:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.errors import ApiError
@@ -234,6 +235,14 @@ def test_reasoning_goes_back_in_the_field_that_carried_it(field: str) -> None:
     assert messages("hi", history=history)[0] == {"role": "assistant", "content": "", field: "r"}
     assert messages("hi", STRICT_CHAT, history) == [user("hi")]
     assert messages("hi", OPENROUTER, history) == [user("hi")]
+
+
+def test_reasoning_of_a_field_that_the_upstream_does_not_read_goes_where_it_reads() -> None:
+    older = msgspec.structs.replace(
+        CHAT_VLLM, reasoning_fields=("reasoning_content",), without_record=("reasoning_content",)
+    )
+    history = [made(thought("r"), fidelity=b'{"reasoning_field":"reasoning"}')]
+    assert messages("b", older, history)[0] == {"role": "assistant", "content": "", "reasoning_content": "r"}
 
 
 def test_items_of_one_message_that_differ_go_as_if_nothing_was_recorded() -> None:
