@@ -161,6 +161,20 @@ async def test_what_a_response_may_cost_ends_its_rounds(emptied_database_url: st
         assert response["error"]["message"].endswith("Its 30 tokens are used up.")
 
 
+@both_modes
+async def test_thinking_that_makes_a_history_too_long_ends_its_rounds(emptied_database_url: str, stream: bool) -> None:
+    text = tables(continue_reasoning_only=5) + "\nbudget = {history_items_max = 1}\n"
+    async with running(emptied_database_url, [thought("Hm.", stream)], upstreams=text) as application:
+        status, response = await asked(application, stream)
+        assert (status, len(application.mock.posts)) == (200 if stream else 502, 1)
+        message = response["error"]["message"]
+        assert message.startswith("no_visible_output: ")
+        assert "1 items" in message
+        rows = await stored_rows(emptied_database_url)
+        assert [row["status"] for row in rows["responses"]] == ["failed"]
+        assert [row["output_tokens"] for row in rows["usage"]] == [5]
+
+
 async def test_a_history_that_is_too_long_is_refused_before_anything_is_sent(emptied_database_url: str) -> None:
     async with running(emptied_database_url, history_items_max=2) as application:
         first = await application.turn(input="a")
