@@ -542,6 +542,13 @@ def test_an_error_in_the_stream_ends_it_as_failed() -> None:
     assert turn.items == [message("par", status="incomplete")]
 
 
+@pytest.mark.parametrize("error", [None, False, "", {}])
+def test_an_error_that_is_none_ends_nothing(error: Any) -> None:
+    chunk = {"error": error, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    turn = streamed([f"data: {json.dumps(chunk)}\n\n".encode()])
+    assert (turn.outcome.status, turn.items) == ("completed", [message("a")])
+
+
 def test_a_finish_for_an_error_is_a_failure() -> None:
     turn = told([{"content": "a"}], "error")
     assert (turn.outcome.status, turn.body["error"]["code"]) == ("failed", "server_error")

@@ -259,6 +259,8 @@ class ChatReply:
         return b"".join(frames)
 
 
+# No error, as some servers spell it in every chunk; the official clients raise only for what is true (api.md 6).
+_NO_ERROR = (b"false", b'""', b"{}")
 _FAILED = b'{"code":"server_error","message":"The model server ended the response with an error."}'
 _TOKENS = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 _TOKEN_DETAILS = {
@@ -289,7 +291,9 @@ def _first_choice(reply: raw.Object) -> raw.Object | None:
 
 def _error(name: bytes, chunk: raw.Object) -> bytes | None:
     """The error object that a chunk holds, or that it is by the event's name; some tell no more than the words."""
-    error = chunk.get("error") or (chunk.text if name == b"error" else None)
+    error = chunk.get("error")
+    if error is None or error in _NO_ERROR:
+        error = chunk.text if name == b"error" else None
     return error if error is None or error.startswith(b"{") else raw.render({"message": error})
 
 
