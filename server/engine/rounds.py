@@ -18,9 +18,10 @@ EMPTY_OUTPUT = "The model server ended the response without any output."
 
 
 class Rounds:
-    """The rounds of one turn. `body_after` gives the request that goes on from what was made so far."""
+    """The rounds of one turn. `body_after` gives the request that goes on from what was made so far, None where that
+    would be the same request again."""
 
-    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes]) -> None:
+    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes | None]) -> None:
         self._upstream = upstream
         self._left = upstream.continue_reasoning_only
         # It holds the whole history, for which there is no other use.
