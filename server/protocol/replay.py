@@ -230,13 +230,20 @@ def _joined_parts(parts: Sequence[raw.Object], profile: Profile) -> bytes:
 
 
 def _decide_call(place: _Place) -> Decision:
+    changes = {} if place.item.call_id is not None else {"call_id": raw.literal(_call_id(place.item))}
     if not is_cut(place.item, place.cut):
-        return _sent(place, "kept", "call", _copy(place, {}))
+        return _sent(place, "kept", "call", _copy(place, changes))
     if not place.is_answered:
         return _left_out(place, "cut_call")
     # The call goes up with its output, so that the model sees the tool's error.
-    arguments = {"arguments": b'"{}"'} if place.item.type == "function_call" else {}
-    return _sent(place, "changed", "cut_call", _copy(place, arguments))
+    if place.item.type == "function_call":
+        changes["arguments"] = b'"{}"'
+    return _sent(place, "changed", "cut_call", _copy(place, changes))
+
+
+def _call_id(call: Item) -> str:
+    """What an output names its call by: a call that an upstream made without one has its own id."""
+    return call.call_id or call.public_id
 
 
 def _decide_output(place: _Place) -> Decision:
@@ -246,8 +253,8 @@ def _decide_output(place: _Place) -> Decision:
     if output is not None:
         # An output that is read as a string only is what its texts say.
         changes["output"] = raw.joined(_texts(_parts(output)), rb"\n") if is_spoken else _sent_parts(place, output)
-    if place.item.call_id is None and place.answers is not None and place.answers.call_id is not None:
-        changes["call_id"] = raw.literal(place.answers.call_id)
+    if place.item.call_id is None and place.answers is not None:
+        changes["call_id"] = raw.literal(_call_id(place.answers))
     if is_spoken:
         return _sent(place, "changed", "output_as_text", _copy(place, changes))
     return _sent(place, "kept", "output", _copy(place, changes))

@@ -266,6 +266,12 @@ def test_reasoning_details_go_back_to_their_issuer() -> None:
     }
 
 
+def test_a_call_without_a_call_id_and_its_output_name_each_other() -> None:
+    history = [made({"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}"})]
+    asked, told = messages([{"type": "function_call_output", "output": "ok"}], history=history)
+    assert (asked["tool_calls"], told["tool_call_id"]) == ([chat_call("fc_1")], "fc_1")
+
+
 def test_refusals() -> None:
     history = [made({"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]})]
     assert messages("hi", STRICT_CHAT, history)[0] == {"role": "assistant", "content": None, "refusal": "No."}
