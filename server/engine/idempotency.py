@@ -10,6 +10,7 @@ import hashlib
 from typing import NamedTuple
 
 from server import errors
+from server.engine.aside import aside
 from server.engine.claim import Claim
 from server.engine.run import Run
 from server.engine.turn import Turns
@@ -58,9 +59,9 @@ class Idempotency:
         """
         if not (0 < len(key) <= KEY_LENGTH_MAX and key.isascii() and key.isprintable()):
             raise errors.invalid_idempotency_key(KEY_LENGTH_MAX)
-        if not _is_to_be_stored(body):
+        if not await aside(len(body), _is_to_be_stored, body):
             raise errors.idempotency_needs_store()
-        body_hash = hashlib.sha256(body).hexdigest()
+        body_hash = await aside(len(body), _hash, body)
         loop = asyncio.get_running_loop()
         deadline_s, wait_s = loop.time() + self._wait_max_s, _FIRST_WAIT_S
         while True:
@@ -72,9 +73,9 @@ class Idempotency:
                 raise errors.idempotency_conflict()
             if known is not None and (run := await self._answered(tenant_id, body, known, leaving)) is not None:
                 return run
+            await asyncio.wait([leaving], timeout=wait_s)
             if leaving.done() or loop.time() > deadline_s:
                 raise errors.idempotency_in_progress()
-            await asyncio.wait([leaving], timeout=wait_s)
             wait_s = min(wait_s * 2, _LAST_WAIT_S)
 
     async def _first(self, tenant_id: int, body: bytes, key: KeyClaim) -> Run:
@@ -127,6 +128,10 @@ async def _follow(in_flight: _InFlight, leaving: "asyncio.Task[None]") -> Run | 
             return run
     await asyncio.wait([in_flight.ending, leaving], return_when=asyncio.FIRST_COMPLETED)
     return None
+
+
+def _hash(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 def _is_to_be_stored(body: bytes) -> bool:

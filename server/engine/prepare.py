@@ -35,10 +35,12 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def input_items(self) -> list[Item]:
         return self.context.turns[-1]
 
-    def body_after(self, made: Sequence[Item]) -> bytes:
-        """The request that goes on from what was made so far."""
+    def body_after(self, made: Sequence[Item]) -> bytes | None:
+        """The request that goes on from what was made so far; None where nothing of that can be sent."""
         history = [*self.context.turns, list(made)]
-        return _prepared(_Basis(self.request, self.response_id, self.upstream, history, Input([], set()))).body
+        after = _prepared(_Basis(self.request, self.response_id, self.upstream, history, Input([], set())))
+        is_sent = any(decision.copy is not None for decision in after.decisions[len(self.decisions) :])
+        return after.body if is_sent else None
 
 
 class _Basis(Struct, frozen=True):

@@ -6,6 +6,7 @@ spends no tokens unasked: without settings there is one round, and a turn is wha
 
 from collections.abc import Callable, Sequence
 
+from server.errors import ApiError
 from server.protocol import usage
 from server.protocol.assemble import Outcome
 from server.protocol.items import Item
@@ -17,13 +18,15 @@ EMPTY_OUTPUT = "The model server ended the response without any output."
 
 
 class Rounds:
-    """The rounds of one turn. `body_after` gives the request that goes on from what was made so far."""
+    """The rounds of one turn. `body_after` gives the request that goes on from what was made so far, None where that
+    would be the same request again."""
 
-    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes]) -> None:
+    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes | None]) -> None:
         self._upstream = upstream
         self._left = upstream.continue_reasoning_only
         # It holds the whole history, for which there is no other use.
         self._body_after = body_after if self._left else None
+        self._refusal: ApiError | None = None
 
     def next_body(self, outcome: Outcome | None) -> bytes | None:
         """The request of the next round, None where there is none."""
@@ -32,7 +35,18 @@ class Rounds:
         if self._left == 0 or self._body_after is None or self._is_spent(outcome):
             return None
         self._left -= 1
-        return self._body_after(outcome.items)
+        try:
+            return self._body_after(outcome.items)
+        except ApiError as refusal:
+            # The request was right and has been paid for: what it thought, not its client, made it too long.
+            self._refusal = refusal
+            return None
+
+    def _why_no_more(self, outcome: Outcome) -> str:
+        """The limit, if it is one, that ended the rounds."""
+        if self._refusal is not None:
+            return f" {self._refusal.message}"
+        return f" Its {self._upstream.budget.total_tokens_max} tokens are used up." if self._is_spent(outcome) else ""
 
     def _is_spent(self, outcome: Outcome) -> bool:
         """Whether the rounds so far have cost what a response may cost."""
@@ -44,6 +58,5 @@ class Rounds:
         if outcome.status != "completed":
             return None
         if self._upstream.continue_reasoning_only and is_reasoning_only(outcome.items):
-            limit = self._upstream.budget.total_tokens_max
-            return NO_VISIBLE_OUTPUT + (f" Its {limit} tokens are used up." if self._is_spent(outcome) else "")
+            return NO_VISIBLE_OUTPUT + self._why_no_more(outcome)
         return EMPTY_OUTPUT if self._upstream.empty_output == "fail" and is_empty(outcome.items) else None

@@ -34,7 +34,8 @@ def kept_within(request: Request, context: Context, budget: Budget, history_para
     if asked is None:
         tokens = budget.output_tokens or limit
         return _asking_for(request, min(tokens, limit) if limit else tokens) if tokens else request
-    if limit and int(asked) > limit:
+    # It may have thousands of digits, which are compared as a float as they are elsewhere.
+    if limit and float(asked) > limit:
         raise errors.above_budget("max_output_tokens", limit)
     return request
 

@@ -19,9 +19,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `own_members` of a request are never taken from a client; `withheld_members` are echoed to it and not sent. All
     others are, or those of `request_members` where that is not None.
 
-    In the chat dialect a reasoning text is sent in the field that carried it, if it is one of `reasoning_fields`; where
-    that is not known, in those of `without_record`. `sends_reasoning_details` sends recorded `reasoning_details` back.
-    `developer_role` is what a developer's message is called.
+    In the chat dialect a reasoning text is sent in the field that carried it, if it is one of `reasoning_fields`; if
+    not, or where that is not known, in those of `without_record`. `sends_reasoning_details` sends recorded
+    `reasoning_details` back. `developer_role` is what a developer's message is called.
     """
 
     dialect: Literal["responses", "chat"]
@@ -155,6 +155,15 @@ _PUBLISHED_TOOLS = frozenset(
 )  # fmt: skip
 
 # contract api.md 2, without what is ours to do (history, storage, background, truncation).
+_PUBLISHED_REQUEST = frozenset(
+    {
+        "model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls",
+        "max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "metadata", "include",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user",
+        "service_tier", "stream_options", "moderation",
+    }
+)  # fmt: skip
+
 OPENAI = Profile(
     dialect="responses",
     item_members=_PUBLISHED_ITEMS,
@@ -165,14 +174,7 @@ OPENAI = Profile(
     blank_beside_call="kept",
     custom_tools="kept",
     tool_types=_PUBLISHED_TOOLS,
-    request_members=frozenset(
-        {
-            "model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls",
-            "max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "metadata", "include",
-            "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user",
-            "service_tier", "stream_options", "moderation",
-        }
-    ),
+    request_members=_PUBLISHED_REQUEST,
     own_members=VLLM.own_members,
     withheld_members=frozenset({"background_options", "context_management", "truncation"}),
     includable=frozenset(
@@ -195,9 +197,7 @@ STRICT = msgspec.structs.replace(
         )
     },
     tool_types=frozenset({"function", "custom"}),
-    request_members=OPENAI.request_members - {"moderation", "prompt_cache_options", "prompt_cache_retention"}
-    if OPENAI.request_members
-    else None,
+    request_members=_PUBLISHED_REQUEST - {"moderation", "prompt_cache_options", "prompt_cache_retention"},
     includable=frozenset({"reasoning.encrypted_content", "message.output_text.logprobs"}),
 )  # fmt: skip
 

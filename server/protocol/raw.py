@@ -274,7 +274,10 @@ def _members_slowly(text: bytes) -> list[tuple[str, int, int]]:
 def _slow_key_name(key: bytes) -> str:
     if not key.startswith(b'"'):
         raise Malformed("a name in an object is not a string")
-    return _key_name(key)
+    try:
+        return _key_name(key)
+    except UnicodeDecodeError:
+        raise Malformed("a name in an object is not UTF-8") from None
 
 
 def _elements_slowly(text: bytes) -> list[tuple[int, int]]:

@@ -110,12 +110,13 @@ def _runs(turn: Sequence[Item]) -> Iterator[range]:
 
 
 def _fields(run: Sequence[Item], profile: Profile) -> tuple[str, ...]:
-    """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree."""
+    """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree on it and
+    this upstream reads it."""
     if not profile.reasoning_fields:
         return ()
     carried = {fidelity.read(item.fidelity).reasoning_field for item in run if item.type == "reasoning"}
     recorded = carried.pop() if len(carried) == 1 else None
-    return profile.without_record if recorded is None else tuple({recorded} & set(profile.reasoning_fields))
+    return (recorded,) if recorded is not None and recorded in profile.reasoning_fields else profile.without_record
 
 
 def _decide(place: _Place) -> Decision:
@@ -229,13 +230,20 @@ def _joined_parts(parts: Sequence[raw.Object], profile: Profile) -> bytes:
 
 
 def _decide_call(place: _Place) -> Decision:
+    changes = {} if place.item.call_id is not None else {"call_id": raw.literal(_call_id(place.item))}
     if not is_cut(place.item, place.cut):
-        return _sent(place, "kept", "call", _copy(place, {}))
+        return _sent(place, "kept", "call", _copy(place, changes))
     if not place.is_answered:
         return _left_out(place, "cut_call")
     # The call goes up with its output, so that the model sees the tool's error.
-    arguments = {"arguments": b'"{}"'} if place.item.type == "function_call" else {}
-    return _sent(place, "changed", "cut_call", _copy(place, arguments))
+    if place.item.type == "function_call":
+        changes["arguments"] = b'"{}"'
+    return _sent(place, "changed", "cut_call", _copy(place, changes))
+
+
+def _call_id(call: Item) -> str:
+    """What an output names its call by: a call that an upstream made without one has its own id."""
+    return call.call_id or call.public_id
 
 
 def _decide_output(place: _Place) -> Decision:
@@ -245,8 +253,8 @@ def _decide_output(place: _Place) -> Decision:
     if output is not None:
         # An output that is read as a string only is what its texts say.
         changes["output"] = raw.joined(_texts(_parts(output)), rb"\n") if is_spoken else _sent_parts(place, output)
-    if place.item.call_id is None and place.answers is not None and place.answers.call_id is not None:
-        changes["call_id"] = raw.literal(place.answers.call_id)
+    if place.item.call_id is None and place.answers is not None:
+        changes["call_id"] = raw.literal(_call_id(place.answers))
     if is_spoken:
         return _sent(place, "changed", "output_as_text", _copy(place, changes))
     return _sent(place, "kept", "output", _copy(place, changes))

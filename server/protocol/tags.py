@@ -114,7 +114,7 @@ class ThinkTags:
         thinking, is_closed, rest = text.removeprefix(OPEN).partition(CLOSE)
         status = item.string("status") if not is_closed else "completed"
         yield _reasoning(known.reasoning_id if known else ids.new_item_id("reasoning"), thinking, status)
-        if rest:
+        if rest or len(item.elements("content")) > 1:
             yield _with_first_text(item, rest)
 
 
@@ -141,6 +141,10 @@ class _Message:
         if self._state == "held":
             yield from self._decide(event)
         elif not self._is_split:
+            yield self._placed(event)
+        elif event.content_index:
+            # Of another part than the first, which alone is taken apart.
+            yield from self._announce(events.ITEM_ADDED)
             yield self._placed(event)
         elif event.type == _TEXT_DELTA:
             yield from self._say(self._text(event, "delta"), event)
@@ -195,13 +199,17 @@ class _Message:
     def _say_after(self, text: str, event: StreamEvent) -> Iterator[bytes]:
         if not text:
             return
-        if not self._is_announced:
-            self._is_announced, self.extra = True, 1
-            self._index += 1
-            yield from map(self._placed, self._held)
+        yield from self._announce(*_BEGINNINGS)
         logprobs = events.opened(event).get("logprobs") if event.type == _TEXT_DELTA else None
         members = {"item_id": raw.literal(self._item_id), "content_index": b"0", "delta": raw.literal(text)}
         yield self._written(_TEXT_DELTA, {**members, "logprobs": logprobs or b"[]"})
+
+    def _announce(self, *names: str) -> Iterator[bytes]:
+        """Tell of the message behind the thinking, if that was not done yet, by its own events of these names."""
+        if not self._is_announced:
+            self._is_announced, self.extra = True, 1
+            self._index += 1
+            yield from (self._placed(one) for one in self._held if one.type in names)
 
     def _end(self, event: StreamEvent) -> Iterator[bytes]:
         if self._state == "thinking":
@@ -270,9 +278,10 @@ def _first_text(item: raw.Object) -> str | None:
 
 
 def _with_first_text(item: raw.Object, text: str) -> bytes:
+    """The message with this in its first part; without that part where nothing is left of it beside others."""
     first, *others = raw.elements(item.get("content") or b"[]")
-    changed = raw.Object(first).spliced({"text": raw.literal(text)})
-    return item.spliced({"content": raw.array([changed, *others])})
+    changed = [] if others and not text else [raw.Object(first).spliced({"text": raw.literal(text)})]
+    return item.spliced({"content": raw.array([*changed, *others])})
 
 
 def _part(text: str) -> bytes:

@@ -74,7 +74,7 @@ def _tell_output_text(part: raw.Object) -> Iterator[Told]:
     text, logprobs = part.get("text") or b'""', part.get("logprobs") or b"[]"
     if text != b'""':
         yield "response.output_text.delta", {"delta": text, "logprobs": logprobs}
-    for number, annotation in enumerate(raw.elements(part.get("annotations") or b"[]")):
+    for number, annotation in enumerate(part.elements("annotations")):
         yield (
             "response.output_text.annotation.added",
             {"annotation_index": raw.literal(number), "annotation": annotation},

@@ -19,6 +19,7 @@ from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
 from server.upstream.transport import lean
 
 _LAST_BYTES_S = 0.05
+_HANDED_BACK = ("content-type", "retry-after")
 
 
 class Reply(NamedTuple):
@@ -29,10 +30,10 @@ class Reply(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """The reply to a request that was handed on unread."""
+    """The reply to a request that was handed on unread, with those of its headers that say how to take it."""
 
     status: int
-    content_type: str
+    headers: dict[str, str]
     chunks: AsyncIterator[bytes]
 
 
@@ -107,7 +108,8 @@ class UpstreamClient:
             self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
-            yield Passed(response.status_code, response.headers.get("content-type", ""), chunks)
+            headers = {name: response.headers[name] for name in _HANDED_BACK if name in response.headers}
+            yield Passed(response.status_code, headers, chunks)
 
     @contextlib.asynccontextmanager
     async def _in_time(self, timeout_s: float | None) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ REFUSAL_BYTES_MAX = 65_536
 
 _KEPT = frozenset({400, 408, 409, 413, 422, 429, 503})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
-_RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}")
+_RETRY_AFTER = re.compile(r"[\w ,:+-]{1,64}", re.ASCII)
 _UNION_MEMBER = re.compile(r"\.[A-Z].*")
 _LOCATION = re.compile(r"'loc': '([\w.\[\]]+)'")
 
@@ -27,7 +27,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, model: str, ap
     `body` may be the beginning of one; `model` is the one that was asked for, `api_key` ours, to be kept secret.
     """
     told = _error_object(body)
-    if status == 404 and told.get("param") == "model":
+    if status == 404 and (told.get("param") == "model" or told.get("code") == "model_not_found"):
         return errors.model_not_found(model)
     if status in _MISCONFIGURED:
         return errors.upstream_misconfigured(status)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -165,6 +166,29 @@ async def test_who_left_while_waiting_begins_no_turn(application: Application, s
     assert (await first).status_code == 502
     await asyncio.sleep(1)
     assert len(application.mock.posts) == 1
+
+
+async def test_who_left_while_another_server_had_the_key_begins_no_turn(
+    application: Application, emptied_database_url: str
+) -> None:
+    async with connected(emptied_database_url) as connection:
+        await connection.execute(
+            "insert into idempotency_keys values (1, 'k', $1, 'resp_other', now(), now() + interval '1 minute')",
+            hashlib.sha256(b'{"model": "m", "input": "a"}').hexdigest(),
+        )
+        asking = asyncio.create_task(asked(application))
+        # It waits 50, 100, 200, then 400 ms: the key is given back in the midst of the last, and its client leaves.
+        await asyncio.sleep(0.5)
+        await connection.execute("delete from idempotency_keys")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.sleep(0.5)
+    assert application.mock.posts == []
+
+
+async def test_a_body_that_is_not_utf_8_is_told_to_be_so(application: Application) -> None:
+    answer = await application.post(b'{"\xff": 1}', **{"idempotency-key": "k"})
+    assert answer.status_code == 400
 
 
 async def test_a_turn_that_showed_nothing_and_was_to_be_tried_again_frees_its_key(emptied_database_url: str) -> None:

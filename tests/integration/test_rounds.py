@@ -112,6 +112,21 @@ async def test_when_its_rounds_are_used_up_it_has_failed(emptied_database_url: s
 
 
 @both_modes
+async def test_a_thought_that_its_upstream_does_not_read_is_not_gone_on_from(
+    emptied_database_url: str, stream: bool
+) -> None:
+    choice = {"index": 0, "delta" if stream else "message": {"reasoning": "Hm."}, "finish_reason": "stop"}
+    body = {"id": "c", "created": 1_700_000_000, "model": "m", "choices": [choice]}
+    frames = [f"data: {json.dumps(body)}\n\n", "data: [DONE]\n\n"]
+    thinking = Reply(sse_chunks=frames) if stream else Reply(json=body)
+    text = tables(continue_reasoning_only=3).replace('"vllm"', '"strict-chat"')
+    async with running(emptied_database_url, [thinking], upstreams=text) as application:
+        _, response = await asked(application, stream)
+        assert response["error"]["message"].startswith("no_visible_output: ")
+        assert len(application.mock.posts) == 1
+
+
+@both_modes
 async def test_a_round_that_was_cut_is_incomplete(emptied_database_url: str, stream: bool) -> None:
     replies = [thought("One.", stream), thought("Two", stream, status="incomplete")]
     async with running(emptied_database_url, replies, upstreams=tables(continue_reasoning_only=2)) as application:
@@ -159,6 +174,20 @@ async def test_what_a_response_may_cost_ends_its_rounds(emptied_database_url: st
         assert len(application.mock.posts) == 2
         assert application.sent()["max_output_tokens"] == 20
         assert response["error"]["message"].endswith("Its 30 tokens are used up.")
+
+
+@both_modes
+async def test_thinking_that_makes_a_history_too_long_ends_its_rounds(emptied_database_url: str, stream: bool) -> None:
+    text = tables(continue_reasoning_only=5) + "\nbudget = {history_items_max = 1}\n"
+    async with running(emptied_database_url, [thought("Hm.", stream)], upstreams=text) as application:
+        status, response = await asked(application, stream)
+        assert (status, len(application.mock.posts)) == (200 if stream else 502, 1)
+        message = response["error"]["message"]
+        assert message.startswith("no_visible_output: ")
+        assert "1 items" in message
+        rows = await stored_rows(emptied_database_url)
+        assert [row["status"] for row in rows["responses"]] == ["failed"]
+        assert [row["output_tokens"] for row in rows["usage"]] == [5]
 
 
 async def test_a_history_that_is_too_long_is_refused_before_anything_is_sent(emptied_database_url: str) -> None:

@@ -1,15 +1,17 @@
 """One server before several upstreams: who serves a model, what is listed, and what is handed on unread."""
 
+import asyncio
 import json
 import socket
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from server.mock import Mock, Reply
 from tests.application import CLIENT_API_KEY, Application, both_modes, message, reply, running, stored_rows
-from tests.harness import serving
+from tests.harness import serving, until
 
 TWO = """
 [[upstreams]]
@@ -167,7 +169,47 @@ async def test_a_stream_is_handed_on_as_it_comes(emptied_database_url: str) -> N
     ) as application:
         answer = await application.http.post("/v1/chat/completions", json={"model": "tiny", "stream": True})
         assert (answer.status_code, answer.text) == (200, "".join(chunks))
-        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+
+async def test_who_is_to_come_back_later_is_told_when(emptied_database_url: str) -> None:
+    busy = Reply(status=429, json={"error": {"message": "Slow."}}, headers={"retry-after": "7"})
+    upstreams = PASSING.replace("OTHER", "http://127.0.0.1:1")
+    async with running(emptied_database_url, [busy], upstreams=upstreams) as application:
+        answer = await application.http.post("/v1/embeddings", json={"model": "tiny"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [Reply(hang=True, delay_ms=60_000), Reply(sse_chunks=["data: 1\n\n"], hang=True)],
+    ids=["before its head", "midway"],
+)
+async def test_a_client_that_leaves_takes_its_request_along(emptied_database_url: str, silent: Reply) -> None:
+    upstreams = PASSING.replace("OTHER", "http://127.0.0.1:1")
+    async with running(emptied_database_url, [silent], upstreams=upstreams) as application:
+        asking = asyncio.create_task(application.http.post("/v1/chat/completions", json={"model": "tiny"}))
+        await until(lambda: len(application.mock.posts) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: application.mock.posts[0].left)
+
+
+async def test_a_reply_that_is_cut_is_seen_to_be_cut(emptied_database_url: str) -> None:
+    cut = Reply(sse_chunks=["data: 1\n\n"], close=True)
+    upstreams = PASSING.replace("OTHER", "http://127.0.0.1:1")
+    async with running(emptied_database_url, [cut], upstreams=upstreams) as application:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await application.http.post("/v1/chat/completions", json={"model": "tiny"})
+        assert "passed_reply_broken" in application.log
+
+
+async def test_only_what_is_posted_is_handed_on(emptied_database_url: str) -> None:
+    upstreams = PASSING.replace("OTHER", "http://127.0.0.1:1")
+    async with running(emptied_database_url, upstreams=upstreams) as application:
+        answer = await application.http.get("/v1/embeddings")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize(("body", "param"), [({"input": "a"}, "model"), ({"model": "gpt"}, "model"), ([], None)])

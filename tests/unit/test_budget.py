@@ -31,9 +31,11 @@ def test_the_output_that_is_asked_for(members: str, budget: Budget, sent: bytes 
     assert asked(members, budget) == sent
 
 
-def test_more_than_a_request_may_ask_for_is_refused() -> None:
+# The second has more digits than Python would read as an integer.
+@pytest.mark.parametrize("tokens", ["31", "1" * 5_000])
+def test_more_than_a_request_may_ask_for_is_refused(tokens: str) -> None:
     with pytest.raises(ApiError) as refused:
-        asked(',"max_output_tokens":31', Budget(output_tokens_max=30))
+        asked(f',"max_output_tokens":{tokens}', Budget(output_tokens_max=30))
     assert (refused.value.status, refused.value.param) == (400, "max_output_tokens")
     assert "30" in refused.value.message
 

@@ -462,6 +462,12 @@ def test_text_and_calls_of_a_whole_message() -> None:
     assert turn.fidelities[0] == {"reasoning_field": "reasoning_content"}
 
 
+def test_each_call_of_a_whole_message_is_one_of_its_own_whatever_names_it() -> None:
+    first, nameless, again = piece(0, "c1", "a", "{}"), piece(1, "c2", arguments='{"x":1}'), piece(0, "c3", "a", "{}")
+    turn = whole({"content": None, "tool_calls": [first, nameless, again]}, "tool_calls")
+    assert turn.items == [call("c1", "a"), call("c2", "", '{"x":1}'), call("c3", "a")]
+
+
 def cut_up(data: st.DataObject, text: str) -> list[str]:
     """The text in pieces, some of them empty."""
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
@@ -534,6 +540,13 @@ def test_an_error_in_the_stream_ends_it_as_failed() -> None:
         {"code": "server_error", "message": "engine died"},
     )
     assert turn.items == [message("par", status="incomplete")]
+
+
+@pytest.mark.parametrize("error", [None, False, "", {}])
+def test_an_error_that_is_none_ends_nothing(error: Any) -> None:
+    chunk = {"error": error, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    turn = streamed([f"data: {json.dumps(chunk)}\n\n".encode()])
+    assert (turn.outcome.status, turn.items) == ("completed", [message("a")])
 
 
 def test_a_finish_for_an_error_is_a_failure() -> None:

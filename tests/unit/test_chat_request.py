@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.errors import ApiError
@@ -236,6 +237,14 @@ def test_reasoning_goes_back_in_the_field_that_carried_it(field: str) -> None:
     assert messages("hi", OPENROUTER, history) == [user("hi")]
 
 
+def test_reasoning_of_a_field_that_the_upstream_does_not_read_goes_where_it_reads() -> None:
+    older = msgspec.structs.replace(
+        CHAT_VLLM, reasoning_fields=("reasoning_content",), without_record=("reasoning_content",)
+    )
+    history = [made(thought("r"), fidelity=b'{"reasoning_field":"reasoning"}')]
+    assert messages("b", older, history)[0] == {"role": "assistant", "content": "", "reasoning_content": "r"}
+
+
 def test_items_of_one_message_that_differ_go_as_if_nothing_was_recorded() -> None:
     first = made(thought("a"), fidelity=b'{"reasoning_field":"reasoning"}')
     second = made(thought("b", id="rs_2"), fidelity=b'{"reasoning_field":"reasoning_content"}')
@@ -255,6 +264,12 @@ def test_reasoning_details_go_back_to_their_issuer() -> None:
         "content": "a",
         "reasoning_details": [{"type": "reasoning.text", "text": "r", "index": 0}],
     }
+
+
+def test_a_call_without_a_call_id_and_its_output_name_each_other() -> None:
+    history = [made({"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}"})]
+    asked, told = messages([{"type": "function_call_output", "output": "ok"}], history=history)
+    assert (asked["tool_calls"], told["tool_call_id"]) == ([chat_call("fc_1")], "fc_1")
 
 
 def test_refusals() -> None:

@@ -1,6 +1,8 @@
 """Which upstream serves a model, and which of its replicas a chain."""
 
+import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,6 +29,11 @@ class Client:
         if self.is_down:
             raise errors.upstream_unreachable()
         return self.base_url.encode()
+
+    @contextlib.asynccontextmanager
+    async def passed(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[str]:
+        self.tried += 1
+        yield self.base_url
 
 
 def upstream(*clients: Client, now_s: Any = lambda: 0.0, **members: Any) -> Upstream:
@@ -74,6 +81,15 @@ async def test_a_chain_keeps_to_one_replica_and_chains_spread() -> None:
     first = [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
     assert first == [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
     assert min(Counter(first).values()) > 10
+
+
+async def test_what_is_handed_on_unread_spreads_over_the_replicas() -> None:
+    clients = [Client(name) for name in "abc"]
+    equal = upstream(*clients)
+    for _ in range(90):
+        async with equal.passed("/embeddings", b"", {}):
+            pass
+    assert min(client.tried for client in clients) > 10
 
 
 async def test_a_dead_replica_is_passed_over_and_only_its_chains_move() -> None:

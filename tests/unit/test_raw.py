@@ -121,6 +121,11 @@ def test_a_text_that_could_hurt_is_refused(text: bytes, reason: str) -> None:
     assert reason.replace("201", "200 levels") in str(refused.value)
 
 
+def test_a_name_that_is_not_utf_8_is_malformed_though_nobody_has_checked_the_text() -> None:
+    with pytest.raises(raw.Malformed):
+        raw.Object(b'{"\xff":1}')
+
+
 def test_brackets_in_strings_are_not_depth() -> None:
     raw.check(b'["' + b"[{" * 500 + b'\\"[", ' + b"[" * 199 + b"]" * 199 + b"]", 200)
     raw.check(b"[]," * 1000, 200)

@@ -88,6 +88,8 @@ def test_a_gateways_string_error_is_no_message() -> None:
 
 def test_a_404_about_the_model_is_the_callers_to_mend() -> None:
     assert refused(404, {"error": {"message": "x", "param": "model"}}).code == "model_not_found"
+    # As OpenAI says it of chat completions.
+    assert refused(404, {"error": {"message": "x", "param": None, "code": "model_not_found"}}).status == 400
     assert refused(404, {"detail": "Not Found"}).code == "upstream_misconfigured"
 
 
@@ -124,7 +126,14 @@ def test_a_413_says_what_is_too_large() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "passed"), [("7", "7"), ("Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:28:00 GMT"), ("a\nb", None)]
+    ("sent", "passed"),
+    [
+        ("7", "7"),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("a\nb", None),
+        # A digit to Python, and no number.
+        ("\u00b2", None),
+    ],
 )
 def test_retry_after_is_passed_on(sent: str, passed: str | None) -> None:
     assert refused(429, {}, {"retry-after": sent}).retry_after == passed

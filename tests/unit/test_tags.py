@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.chat.reply import ChatReply
 from server.protocol.dialect import AsItCame
 from server.protocol.request import parse
 from server.protocol.response import ResponseObject
@@ -25,14 +26,14 @@ def reader() -> ThinkTags:
     return ThinkTags(AsItCame(), MEGABYTE)
 
 
-def streamed(pieces: Iterable[bytes]) -> tuple[list[dict[str, Any]], Outcome]:
+def streamed(pieces: Iterable[bytes], thinking: ThinkTags | None = None) -> tuple[list[dict[str, Any]], Outcome]:
     request = parse(b'{"model":"m","input":"x"}', 200)
     assembler = Assembler(
         ResponseObject(request, "resp_1", lambda: 1),
         taken_ids=set(),
         issuer="up",
         event_bytes_max=MEGABYTE,
-        reader=reader(),
+        reader=thinking or reader(),
     )
     stream = b"".join(map(assembler.feed, pieces))
     assembler.end()
@@ -177,6 +178,35 @@ def test_items_behind_it_make_room() -> None:
     assert [event["output_index"] for event in added] == [0, 1, 2]
     _, outcome = streamed([events_of("<think>a</think>", extra=[call | {"status": "completed"}])])
     assert [item.type for item in outcome.items] == ["reasoning", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<think>a</think>", [{"type": "refusal", "refusal": "No."}]),
+        (
+            "<think>a</think>b",
+            [
+                {"type": "output_text", "text": "b", "annotations": [], "logprobs": []},
+                {"type": "refusal", "refusal": "No."},
+            ],
+        ),
+    ],
+)
+def test_a_part_behind_the_first_stays_what_it_is(text: str, parts: list[dict[str, Any]]) -> None:
+    deltas: list[dict[str, Any]] = [{"content": text}, {"refusal": "No."}]
+    choices = [{"index": 0, "delta": delta} for delta in deltas] + [{"index": 0, "finish_reason": "stop", "delta": {}}]
+    chunks = [f"data: {json.dumps({'choices': [choice]})}\n\n".encode() for choice in choices]
+    events, outcome = streamed(chunks, ThinkTags(ChatReply({}, MEGABYTE), MEGABYTE))
+    assert [json.loads(item.body)["content"] for item in outcome.items] == [
+        [{"type": "reasoning_text", "text": "a"}],
+        parts,
+    ]
+    refusal = next(event for event in events if event["type"] == "response.refusal.done")
+    assert (refusal["output_index"], refusal["content_index"]) == (1, len(parts) - 1)
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}, parts[-1]]
+    twin = whole({"status": "completed", "output": [{"id": "m", "type": "message", "content": content}]})
+    assert [json.loads(item.body)["content"] for item in twin.items][1:] == [parts]
 
 
 def test_the_message_keeps_its_id() -> None:

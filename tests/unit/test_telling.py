@@ -95,3 +95,10 @@ def test_what_is_empty_has_no_delta() -> None:
         "response.content_part.done",
         "response.output_item.done",
     ]
+
+
+def test_annotations_that_are_no_list_are_none() -> None:
+    part = {"type": "output_text", "text": "Hi", "annotations": {}}
+    names = [name for name, _ in telling({"id": "m", "type": "message", "role": "assistant", "content": [part]})]
+    assert "response.output_text.delta" in names
+    assert "response.output_text.annotation.added" not in names

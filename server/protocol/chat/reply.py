@@ -59,9 +59,8 @@ class ChatReply:
         message = choice.object("message") if choice is not None else None
         if choice is None or message is None:
             raise raw.Malformed("it is not a chat completion")
-        self._take_chunk(reply, choice, _numbered(message))
-        response = self._finish()
-        return raw.render(response)
+        self._take_chunk(reply, choice, message, self._take_whole_calls)
+        return raw.render(self._finish())
 
     def fidelity(self, item_id: str | None, /) -> bytes | None:
         found = (item for item in self._items if item.public_id == item_id)
@@ -87,7 +86,7 @@ class ChatReply:
                 return
             choice = _first_choice(chunk)
             delta = choice.object("delta") or choice.object("message") if choice is not None else None
-            self._take_chunk(chunk, choice, delta)
+            self._take_chunk(chunk, choice, delta, self._take_calls)
         except raw.Malformed:
             # It is handed on as it came, to be judged like any other event that can't be read.
             self._end_items("incomplete")
@@ -97,15 +96,22 @@ class ChatReply:
         except Unattributable:
             self._fail(b'{"message":"The model server sent a part of a tool call that belongs to none."}')
 
-    def _take_chunk(self, chunk: raw.Object, choice: raw.Object | None, delta: raw.Object | None) -> None:
+    def _take_chunk(
+        self,
+        chunk: raw.Object,
+        choice: raw.Object | None,
+        delta: raw.Object | None,
+        take_calls: Callable[[raw.Object], None],
+    ) -> None:
         self._begin(chunk)
         if (usage := chunk.object("usage")) is not None:
             self._usage = response_usage(usage)
         if choice is None:
             return
         if delta is not None:
-            for take in _TAKERS:
-                take(self, delta, choice)
+            self._take_reasoning(delta)
+            self._take_content(delta, choice)
+            take_calls(delta)
         self._finish_reason = choice.string("finish_reason") or self._finish_reason
 
     def _begin(self, chunk: raw.Object) -> None:
@@ -119,7 +125,7 @@ class ChatReply:
         for name in (events.CREATED, events.IN_PROGRESS):
             self._write(name, {"response": response})
 
-    def _take_reasoning(self, delta: raw.Object, _: raw.Object) -> None:
+    def _take_reasoning(self, delta: raw.Object) -> None:
         text, field = _reasoning_of(delta)
         details = delta.objects("reasoning_details")
         if text is None and not details:
@@ -154,21 +160,24 @@ class ChatReply:
             return item
         return self._opens(lambda index: Message(index, self._write, phase))
 
-    def _take_calls(self, delta: raw.Object, _: raw.Object) -> None:
-        for call in delta.objects("tool_calls"):
-            self._take_call(call)
-        # What came before there were several calls.
-        if (function := delta.object("function_call")) is not None:
-            self._take_call(raw.Object(raw.render({"index": b"0", "function": function.text})))
+    def _take_calls(self, delta: raw.Object) -> None:
+        for piece in _calls_in(delta):
+            self._take_call(self._calls.find(piece) or self._begin_call(piece), piece)
 
-    def _take_call(self, delta: raw.Object) -> None:
-        call = self._calls.find(delta)
-        if call is None:
-            self._close("completed")
-            self._announce_calls()
-            is_custom = delta.string("type") == "custom"
-            call = Call(lambda: len(self._items), self._write, self._tools, is_custom=is_custom)
-            self._calls.add(call, delta)
+    def _take_whole_calls(self, message: raw.Object) -> None:
+        """The calls of a whole message: each is one of its own, whatever it is called by."""
+        for call in _calls_in(message):
+            self._take_call(self._begin_call(call), call)
+
+    def _begin_call(self, delta: raw.Object) -> Call:
+        self._close("completed")
+        self._announce_calls()
+        is_custom = delta.string("type") == "custom"
+        call = Call(lambda: len(self._items), self._write, self._tools, is_custom=is_custom)
+        self._calls.add(call, delta)
+        return call
+
+    def _take_call(self, call: Call, delta: raw.Object) -> None:
         self._calls.identify(call, delta)
         call.add_name(function_of(delta).string("name") or "")
         arguments = arguments_of(delta)
@@ -250,11 +259,8 @@ class ChatReply:
         return b"".join(frames)
 
 
-_TAKERS: tuple[Callable[[ChatReply, raw.Object, raw.Object], None], ...] = (
-    ChatReply._take_reasoning,
-    ChatReply._take_content,
-    ChatReply._take_calls,
-)
+# No error, as some servers spell it in every chunk; the official clients raise only for what is true (api.md 6).
+_NO_ERROR = (b"false", b'""', b"{}")
 _FAILED = b'{"code":"server_error","message":"The model server ended the response with an error."}'
 _TOKENS = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 _TOKEN_DETAILS = {
@@ -285,14 +291,18 @@ def _first_choice(reply: raw.Object) -> raw.Object | None:
 
 def _error(name: bytes, chunk: raw.Object) -> bytes | None:
     """The error object that a chunk holds, or that it is by the event's name; some tell no more than the words."""
-    error = chunk.get("error") or (chunk.text if name == b"error" else None)
+    error = chunk.get("error")
+    if error is None or error in _NO_ERROR:
+        error = chunk.text if name == b"error" else None
     return error if error is None or error.startswith(b"{") else raw.render({"message": error})
 
 
-def _numbered(message: raw.Object) -> raw.Object:
-    """A whole message as a delta, in which each call is one of its own."""
-    calls = [call.spliced({"index": raw.literal(number)}) for number, call in enumerate(message.objects("tool_calls"))]
-    return raw.Object(message.spliced({"tool_calls": raw.array(calls)})) if calls else message
+def _calls_in(said: raw.Object) -> list[raw.Object]:
+    """The calls, or pieces of calls, in a delta or a message."""
+    # What came before there were several calls.
+    function = said.object("function_call")
+    only = [raw.Object(raw.render({"index": b"0", "function": function.text}))] if function is not None else []
+    return [*said.objects("tool_calls"), *only]
 
 
 def _reasoning_of(delta: raw.Object) -> tuple[bytes | None, str | None]:
