@@ -18,6 +18,7 @@ from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
+from server.engine.recent import RecentHistories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.store.conversations import Conversations
@@ -77,7 +78,8 @@ def _lifespan(
             upstreams = _open_upstreams(config)
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
-            histories = Histories(stored, conversations, Leases(database, config.lease_s), telemetry)
+            recent = RecentHistories(config.history_cache_bytes)
+            histories = Histories(stored, conversations, Leases(database, config.lease_s), recent, telemetry)
             preparation = Preparation(stored, histories, upstreams, config.json_depth_max)
             turns = _turns(config, telemetry, stored, preparation)
             idempotency = _idempotency(config, telemetry, turns, database)

@@ -104,7 +104,7 @@ async def rehearse_response(request: AnyRequest) -> Response[bytes]:
         explained(
             upstream=prepared.upstream.name,
             dialect=prepared.upstream.profile.dialect,
-            body=prepared.body,
+            body=b"".join(prepared.body),
             decisions=prepared.decisions,
             input_count=len(prepared.input_items),
         )

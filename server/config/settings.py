@@ -125,6 +125,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long a turn's claim on its conversation outlives its process; a living turn renews it."""
 
     pool_size: Annotated[int, msgspec.Meta(ge=1)] = 8
+    history_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
     """Database connections kept open."""
     pgbouncer: bool = False
     """The database is behind PgBouncer in transaction mode: no prepared statements."""

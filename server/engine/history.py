@@ -4,11 +4,13 @@ from msgspec import Struct
 
 from server import errors
 from server.engine.claim import Claim
-from server.protocol.items import Input, Item
+from server.engine.recent import Reading, RecentHistories
+from server.protocol.history import Past
+from server.protocol.items import Input
 from server.protocol.request import Request
 from server.store.conversations import Conversations
 from server.store.leases import Lease, Leases
-from server.store.responses import Parent, Responses
+from server.store.responses import History, Parent, Responses
 from server.telemetry import Telemetry
 
 
@@ -30,52 +32,69 @@ class Origin(Struct, frozen=True):
 
 
 class Histories:
-    """Where histories come from: responses, conversations, and the leases on these."""
+    """Where histories come from: responses, conversations, and the leases on these; `recent` spares the reading."""
 
     def __init__(
-        self, responses: Responses, conversations: Conversations, leases: Leases, telemetry: Telemetry
+        self,
+        responses: Responses,
+        conversations: Conversations,
+        leases: Leases,
+        recent: RecentHistories,
+        telemetry: Telemetry,
     ) -> None:
         self._responses = responses
         self._conversations = conversations
         self._leases = leases
+        self._recent = recent
         self._telemetry = telemetry
 
-    async def of(self, tenant_id: int, request: Request) -> tuple[Origin, list[list[Item]]]:
-        """What the request goes on from, and the turns up to there, oldest first.
+    async def of(self, tenant_id: int, request: Request, issuer: str) -> tuple[Origin, Past]:
+        """What the request goes on from, as far as `issuer` has replayed it, and the turns behind that, oldest first.
 
         One statement at most, which claims a conversation with it; a second where another turn's end was waited for.
         Whoever gets an origin must free it or use it up. Raises ApiError: 400 for an unknown previous response or a
         locked conversation, 404 for an unknown one.
         """
-        if request.conversation_id is not None:
-            return await self._conversation(tenant_id, request, request.conversation_id)
-        if request.previous_response_id is None:
-            return Origin(), []
-        history = await self._responses.history(tenant_id, request.previous_response_id)
-        if history is None:
-            raise errors.previous_response_not_found(request.previous_response_id)
-        return Origin(parent=history.parent), history.turns
-
-    async def read(self, tenant_id: int, request: Request) -> list[list[Item]]:
-        """The turns up to there, for a turn that leaves nothing behind: nobody need wait for it. Raises like `of`."""
-        if request.conversation_id is None:
-            _, turns = await self.of(tenant_id, request)
-            return turns
-        history = await self._conversations.history(tenant_id, request.conversation_id)
-        if history is None:
-            raise errors.conversation_not_found(request.conversation_id)
-        return history.turns
-
-    async def _conversation(
-        self, tenant_id: int, request: Request, conversation_id: str
-    ) -> tuple[Origin, list[list[Item]]]:
-        if not request.store:
+        if request.conversation_id is not None and request.store:
+            return await self._claimed(tenant_id, request.conversation_id)
+        if request.conversation_id is not None or request.previous_response_id is None:
             return Origin(), await self.read(tenant_id, request)
+        past = self._recent.get(Reading(tenant_id, request.previous_response_id, issuer))
+        if past is None:
+            history = await self._history(tenant_id, request.previous_response_id)
+            return Origin(parent=history.parent), Past(turns=history.turns)
+        parent = await self._responses.parent(tenant_id, request.previous_response_id)
+        if parent is None:
+            raise errors.previous_response_not_found(request.previous_response_id)
+        return Origin(parent=parent), past
+
+    def remember(self, tenant_id: int, response_id: str, issuer: str, past: Past) -> None:
+        """What a turn that continues this response goes on from, until it is forgotten."""
+        self._recent.put(Reading(tenant_id, response_id, issuer), past)
+
+    async def read(self, tenant_id: int, request: Request) -> Past:
+        """The turns up to there, for a turn that leaves nothing behind: nobody need wait for it. Raises like `of`."""
+        if request.conversation_id is not None:
+            history = await self._conversations.history(tenant_id, request.conversation_id)
+            if history is None:
+                raise errors.conversation_not_found(request.conversation_id)
+            return Past(turns=history.turns)
+        if request.previous_response_id is None:
+            return Past()
+        return Past(turns=(await self._history(tenant_id, request.previous_response_id)).turns)
+
+    async def _history(self, tenant_id: int, response_id: str) -> History:
+        history = await self._responses.history(tenant_id, response_id)
+        if history is None:
+            raise errors.previous_response_not_found(response_id)
+        return history
+
+    async def _claimed(self, tenant_id: int, conversation_id: str) -> tuple[Origin, Past]:
         taken = await self._leases.take(tenant_id, conversation_id)
         if taken is None:
             raise errors.conversation_not_found(conversation_id)
         lease, history = taken
-        return Origin(claim=Claim(self._leases, lease, self._telemetry)), history.turns
+        return Origin(claim=Claim(self._leases, lease, self._telemetry)), Past(turns=history.turns)
 
     async def resolved(self, tenant_id: int, parsed: Input, param: str = "input") -> Input:
         """The input with each reference replaced by the stored item that it means.

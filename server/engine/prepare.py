@@ -13,6 +13,7 @@ from server.engine.history import Histories, Origin
 from server.protocol import ids, raw
 from server.protocol.budget import kept_within
 from server.protocol.context import Context, whole
+from server.protocol.history import Past, Replayed
 from server.protocol.items import Input, Item, parse_input
 from server.protocol.replay import Decision, replay
 from server.protocol.request import Request, parse
@@ -22,24 +23,35 @@ from server.upstream.choose import Upstream, Upstreams
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """What a request comes to: whom it goes to, what is decided of each item, and the body that says so."""
+    """What a request comes to: whom it goes to, what is decided of each item, and the body that says so, in pieces.
+
+    `history` is what was replayed up to the input; `past` is the same as far as no later turn can change it.
+    """
 
     request: Request
     response_id: str
     upstream: Upstream
     context: Context
+    history: Replayed
+    past: Past
     decisions: list[Decision]
-    body: bytes
+    body: list[bytes]
 
     @property
     def input_items(self) -> list[Item]:
-        return self.context.turns[-1]
+        return self.context.input_items
 
-    def body_after(self, made: Sequence[Item]) -> bytes | None:
+    @property
+    def left_out_count(self) -> int:
+        """How many items, of history and input, are not sent."""
+        of_input = self.decisions[len(self.decisions) - len(self.input_items) :]
+        return self.history.left_out_count + sum(decision.copy is None for decision in of_input)
+
+    def body_after(self, made: Sequence[Item]) -> list[bytes] | None:
         """The request that goes on from what was made so far; None where nothing of that can be sent."""
-        history = [*self.context.turns, list(made)]
-        after = _prepared(_Basis(self.request, self.response_id, self.upstream, history, Input([], set())))
-        is_sent = any(decision.copy is not None for decision in after.decisions[len(self.decisions) :])
+        past = Past(self.history, [self.input_items, list(made)])
+        after = _prepared(_Basis(self.request, self.response_id, self.upstream, past, Input([], set())))
+        is_sent = any(decision.copy is not None for decision in after.decisions[len(self.input_items) :])
         return after.body if is_sent else None
 
 
@@ -49,7 +61,7 @@ class _Basis(Struct, frozen=True):
     request: Request
     response_id: str
     upstream: Upstream
-    history: list[list[Item]]
+    past: Past
     given: Input
 
 
@@ -67,13 +79,19 @@ class Preparation:
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
         upstream = self._upstreams.of(request.model)
         given = await self._histories.resolved(tenant_id, given)
-        origin, history = await self._histories.of(tenant_id, request)
+        origin, past = await self._histories.of(tenant_id, request, upstream.issuer(request.model))
         try:
-            basis = _Basis(request, response_id, upstream, history, given)
-            return await _prepared_aside(basis), origin
+            prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given))
+            if past.turns and request.previous_response_id is not None:
+                self.remember(tenant_id, request.previous_response_id, upstream.issuer(request.model), prepared.past)
+            return prepared, origin
         except BaseException:
             await origin.free()
             raise
+
+    def remember(self, tenant_id: int, response_id: str, issuer: str, past: Past) -> None:
+        """What a turn that continues this response goes on from, so that it need not be read and replayed again."""
+        self._histories.remember(tenant_id, response_id, issuer, past)
 
     async def rehearse(self, tenant_id: int, body: bytes) -> Prepared:
         """For a turn that is only tried: nothing is claimed. The body may name a response that was made, instead."""
@@ -83,8 +101,8 @@ class Preparation:
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
         upstream = self._upstreams.of(request.model)
         given = await self._histories.resolved(tenant_id, given)
-        history = await self._histories.read(tenant_id, request)
-        return await _prepared_aside(_Basis(request, ids.new_response_id(), upstream, history, given))
+        past = await self._histories.read(tenant_id, request)
+        return await _prepared_aside(_Basis(request, ids.new_response_id(), upstream, past, given))
 
     async def _again(self, tenant_id: int, response_id: str) -> Prepared:
         """The request that made a response, as it would be sent now."""
@@ -95,30 +113,50 @@ class Preparation:
         request = parse(request_of(raw.Object(stored.body)), self._json_depth_max)
         upstream = self._upstreams.of(request.model)
         *history, own = turns
-        return await _prepared_aside(_Basis(request, response_id, upstream, history, Input(own, set())))
+        return await _prepared_aside(_Basis(request, response_id, upstream, Past(turns=history), Input(own, set())))
 
 
 async def _prepared_aside(basis: _Basis) -> Prepared:
-    size = len(basis.request.input) + sum(len(item.body) for turn in basis.history for item in turn)
+    size = len(basis.request.input) + sum(len(item.body) for turn in basis.past.turns for item in turn)
     return await aside(size, _prepared, basis)
 
 
 def _prepared(basis: _Basis) -> Prepared:
-    request, upstream = basis.request, basis.upstream
+    request, upstream, profile = basis.request, basis.upstream, basis.upstream.profile
     history_param = "previous_response_id" if request.conversation_id is None else "conversation"
-    context = whole(basis.history, basis.given, history_param)
+    context = whole(basis.past, basis.given, history_param)
     sent = kept_within(request, context, upstream.budget, history_param)
-    decisions = replay(context, upstream.profile, history_param, upstream.issuer(request.model))
-    if all(decision.copy is None for decision in decisions):
+    decisions = replay(context, profile, history_param, upstream.issuer(request.model))
+    history = _replayed(context, decisions[: len(decisions) - len(context.input_items)], upstream)
+    of_input = decisions[len(decisions) - len(context.input_items) :]
+    elements = [*history.texts(), *upstream.dialect.elements(of_input, profile)]
+    if not elements:
         raise errors.nothing_to_answer()
+    before, behind = upstream.dialect.around(sent, basis.response_id, profile)
     return Prepared(
         request=request,
         response_id=basis.response_id,
         upstream=upstream,
         context=context,
+        history=history,
+        past=Past(history) if context.is_settled else basis.past,
         decisions=decisions,
-        body=upstream.dialect.render(sent, basis.response_id, decisions, upstream.profile),
+        body=[before, *_between_commas(elements), behind],
     )
+
+
+def _replayed(context: Context, decisions: Sequence[Decision], upstream: Upstream) -> Replayed:
+    return context.replayed.followed_by(
+        [decision.item for decision in decisions],
+        upstream.dialect.elements(decisions, upstream.profile),
+        sum(decision.copy is None for decision in decisions),
+        context.open_calls,
+    )
+
+
+def _between_commas(elements: Sequence[bytes]) -> list[bytes]:
+    """The elements of an array, with what stands between them. A history is not copied for it."""
+    return [piece for element in elements for piece in (b",", element)][1:]
 
 
 def _parsed(body: bytes, depth_max: int) -> tuple[Request, Input]:

@@ -21,14 +21,14 @@ class Rounds:
     """The rounds of one turn. `body_after` gives the request that goes on from what was made so far, None where that
     would be the same request again."""
 
-    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], bytes | None]) -> None:
+    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], list[bytes] | None]) -> None:
         self._upstream = upstream
         self._left = upstream.continue_reasoning_only
-        # It holds the whole history, for which there is no other use.
+        # It holds the whole context, for which there is no other use.
         self._body_after = body_after if self._left else None
         self._refusal: ApiError | None = None
 
-    def next_body(self, outcome: Outcome | None) -> bytes | None:
+    def next_body(self, outcome: Outcome | None) -> list[bytes] | None:
         """The request of the next round, None where there is none."""
         if outcome is None or outcome.status != "completed" or not is_reasoning_only(outcome.items):
             return None

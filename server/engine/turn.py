@@ -6,7 +6,7 @@ connection is held while the upstream works; the turn is committed before its bo
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -19,8 +19,9 @@ from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
 from server.protocol import raw, sse, usage
-from server.protocol.assemble import Assembler, Outcome, assemble_body, joined
+from server.protocol.assemble import Assembler, Outcome, assemble_body
 from server.protocol.dialect import Reader
+from server.protocol.history import KnownIds, Past
 from server.protocol.items import Item, accepted_by
 from server.protocol.request import MEMBERS, Request
 from server.protocol.response import ResponseObject
@@ -41,20 +42,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may begin: nothing in it can be refused any more but by the upstream.
-
-    It lives as long as the upstream works; where it has one round, it keeps of a history the public ids alone.
-    """
+    """A turn that may begin: nothing in it can be refused any more but by the upstream."""
 
     tenant_id: int
     response_id: str
     request: Request
     upstream: Upstream
     origin: Origin
+    past: Past
     input_items: list[Item]
-    taken_ids: set[str]
+    taken_ids: Container[str]
     response: ResponseObject
-    upstream_body: bytes
+    upstream_body: list[bytes]
     rounds: Rounds
     began_at: datetime
 
@@ -132,8 +131,9 @@ class Turns:
             request=request,
             upstream=prepared.upstream,
             origin=origin,
+            past=prepared.past,
             input_items=prepared.input_items,
-            taken_ids=prepared.context.public_ids(),
+            taken_ids=KnownIds(prepared.history, prepared.input_items),
             response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
             upstream_body=prepared.body,
             rounds=Rounds(prepared.upstream, prepared.body_after),
@@ -144,7 +144,6 @@ class Turns:
         return int(self._now().timestamp())
 
     def _tell_beginning(self, prepared: Prepared) -> None:
-        decisions = prepared.decisions
         self._telemetry.info(
             "turn_began",
             response_id=prepared.response_id,
@@ -153,10 +152,10 @@ class Turns:
             upstream=prepared.upstream.name,
             stream=prepared.request.stream,
             store=prepared.request.store,
-            history_items=len(decisions) - len(prepared.input_items),
+            history_items=prepared.history.item_count,
             input_items=len(prepared.input_items),
-            left_out_items=sum(decision.copy is None for decision in decisions),
-            upstream_bytes=len(prepared.body),
+            left_out_items=prepared.left_out_count,
+            upstream_bytes=sum(map(len, prepared.body)),
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -180,27 +179,41 @@ class Turns:
             run.end()
 
     async def _answer(self, turn: Turn, run: Run) -> None:
+        outcome: Outcome | None = None
+        failure: ApiError | None = None
         try:
-            outcome = await self._answered(turn, turn.upstream_body, turn.taken_ids)
+            outcome = await self._answered(turn, turn.upstream_body, None)
             while body := turn.rounds.next_body(outcome):
-                taken_ids = turn.taken_ids | {item.public_id for item in outcome.items}
-                outcome = joined(outcome, await self._answered(turn, body, taken_ids))
+                outcome = await self._answered(turn, body, outcome)
         except asyncio.CancelledError:
-            if failure := self._reason_to_fail(turn, run):
-                raise failure from None
-            outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
+            failure = self._reason_to_fail(turn, run)
+            if failure is None:
+                outcome = _cut(turn, outcome, "cancelled", None)
+        except Exception as error:
+            failure = self._told(error, turn)
         run.close()
-        if (reason := turn.rounds.reason_to_fail(outcome)) is not None:
-            failed = turn.response.ended(outcome.body, "failed", {"code": "server_error", "message": reason})
-            await self._store(turn, Outcome(status="failed", body=failed, items=outcome.items))
-            raise errors.no_output(reason)
+        if failure is None and outcome is not None and (reason := turn.rounds.reason_to_fail(outcome)) is not None:
+            failure = errors.no_output(reason)
+        if failure is not None:
+            if outcome is not None:
+                # What was made before was paid for, and is kept.
+                await self._store(turn, _cut(turn, outcome, "failed", failure))
+            raise failure
+        assert outcome is not None
         await self._store(turn, outcome)
         run.send(outcome.shown())
 
-    async def _answered(self, turn: Turn, body: bytes, taken_ids: set[str]) -> Outcome:
-        """One round of a turn that is not streamed."""
+    async def _answered(self, turn: Turn, body: list[bytes], earlier: Outcome | None) -> Outcome:
+        """One round of a turn that is not streamed, with what came before it."""
         reply = await turn.upstream.create(body, turn.request.model, turn.chain)
-        return assemble_body(reply, turn.response, taken_ids=taken_ids, issuer=turn.issuer, reader=self._reader(turn))
+        return assemble_body(
+            reply,
+            turn.response,
+            taken_ids=turn.taken_ids,
+            issuer=turn.issuer,
+            reader=self._reader(turn),
+            earlier=earlier,
+        )
 
     async def _stream(self, turn: Turn, run: Run) -> None:
         assembler = Assembler(
@@ -217,6 +230,8 @@ class Turns:
                 await self._read(turn, run, assembler, body)
         except asyncio.CancelledError:
             if failure := self._reason_to_fail(turn, run):
+                if not run.has_begun:
+                    raise failure from None
                 assembler.end(failure.message)
             assembler.cancel()
         except Exception as error:
@@ -225,16 +240,13 @@ class Turns:
                 raise failure from None
             self._warn("stream_broken", turn, failure)
             assembler.end(failure.message)
-        if not run.has_begun and assembler.outcome is None:
-            raise errors.upstream_broken("its stream ended before it began.")
-        assembler.end()
         run.close()
         if assembler.outcome is not None and (reason := turn.rounds.reason_to_fail(assembler.outcome)) is not None:
             assembler.withdraw(reason)
         await self._store_streamed(turn, assembler)
         run.send(assembler.closing())
 
-    async def _read(self, turn: Turn, run: Run, assembler: Assembler, body: bytes) -> None:
+    async def _read(self, turn: Turn, run: Run, assembler: Assembler, body: list[bytes]) -> None:
         """Hand on the upstream's stream until the turn has ended, or the stream has."""
         heartbeat = Heartbeat(
             run,
@@ -251,6 +263,9 @@ class Turns:
                     run.send(assembler.feed(chunk))
                     if assembler.outcome is not None:
                         return
+        if not run.has_begun:
+            raise errors.upstream_broken("its stream ended before it began.")
+        assembler.end()
 
     def _reason_to_fail(self, turn: Turn, run: Run) -> ApiError | None:
         """Why a turn was cancelled, if it was not its client who left."""
@@ -284,9 +299,9 @@ class Turns:
             claim = turn.origin.claim
             is_accepted = outcome.status in ("completed", "incomplete")
             is_appended = claim is not None and is_accepted
-            input_items = turn.input_items
+            items = [*turn.input_items, *outcome.items]
             if is_accepted and turn.upstream.profile.reasoning == "opaque":
-                input_items = accepted_by(input_items, turn.issuer)
+                items = accepted_by(items, turn.issuer)
             await self._responses.add(
                 NewResponse(
                     tenant_id=turn.tenant_id,
@@ -300,7 +315,7 @@ class Turns:
                     created_at=turn.began_at,
                     completed_at=ended_at if outcome.status == "completed" else None,
                     body=outcome.body.text,
-                    items=[*input_items, *outcome.items],
+                    items=items,
                     ended_at=ended_at,
                     usage=usage.read(outcome.body),
                 )
@@ -308,6 +323,9 @@ class Turns:
             if claim is not None and is_appended:
                 claim.use_up()
             await turn.origin.free()
+            if is_accepted and turn.request.conversation_id is None:
+                past = turn.past.followed_by(items)
+                self._preparation.remember(turn.tenant_id, turn.response_id, turn.issuer, past)
         self._telemetry.info(
             "turn_ended",
             response_id=turn.response_id,
@@ -330,6 +348,13 @@ class Turns:
         self._telemetry.warning(
             event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
         )
+
+
+def _cut(turn: Turn, outcome: Outcome | None, status: str, failure: ApiError | None) -> Outcome:
+    """A turn that ends as something else, with what it had made and cost by then."""
+    error = {"code": "server_error", "message": failure.message} if failure else None
+    body = turn.response.ended(outcome.body if outcome else None, status, error)
+    return Outcome(status=status, body=body, items=outcome.items if outcome else [])
 
 
 def _place(error: ApiError) -> str | None:

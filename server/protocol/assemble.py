@@ -6,7 +6,7 @@ client sees the grammar of the contract whatever the upstream sent. The terminal
 before it leaves.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import msgspec
 
@@ -39,7 +39,7 @@ class Assembler:
         self,
         response_object: ResponseObject,
         *,
-        taken_ids: Collection[str],
+        taken_ids: Container[str],
         issuer: str,
         event_bytes_max: int,
         reader: Reader,
@@ -66,11 +66,7 @@ class Assembler:
 
     def feed(self, chunk: bytes) -> bytes:
         """What the client gets for these bytes of the upstream; nothing once the turn has ended."""
-        try:
-            self._take_all(self._decoder.feed(self._reader.feed(chunk)))
-        except sse.EventTooLarge as too_large:
-            self._take_all(too_large.events_before)
-            self.fail("The model server sent an event that is too large.")
+        self._take_bytes(self._reader.feed(chunk))
         return self._written()
 
     def go_on(self, reader: Reader) -> None:
@@ -78,6 +74,7 @@ class Assembler:
         assert self.outcome is not None
         # Its usage is that of all rounds so far.
         self._earlier = [self.outcome.body]
+        self._costs = None
         self.outcome = None
         self._reader = reader
         self._decoder = sse.Decoder(self._event_bytes_max)
@@ -135,7 +132,14 @@ class Assembler:
     def _end_reading(self) -> None:
         """What was on its way when the bytes ended is as far as it came, if the reader can tell."""
         if self.outcome is None:
-            self._take_all(self._decoder.feed(self._reader.end()))
+            self._take_bytes(self._reader.end())
+
+    def _take_bytes(self, chunk: bytes) -> None:
+        try:
+            self._take_all(self._decoder.feed(chunk))
+        except sse.EventTooLarge as too_large:
+            self._take_all(too_large.events_before)
+            self.fail("The model server sent an event that is too large.")
 
     def _take_all(self, frames: list[sse.Event]) -> None:
         for frame in frames:
@@ -338,23 +342,28 @@ _TAKERS: dict[str, Callable[[Assembler, StreamEvent], None]] = {
 
 
 def assemble_body(
-    body: bytes, response_object: ResponseObject, *, taken_ids: Collection[str], issuer: str, reader: Reader
+    body: bytes,
+    response_object: ResponseObject,
+    *,
+    taken_ids: Container[str],
+    issuer: str,
+    reader: Reader,
+    earlier: Outcome | None = None,
 ) -> Outcome:
-    """The turn in a whole JSON reply, as `Assembler` would have it.
+    """The turn in a whole JSON reply, as `Assembler` would have it; it has gone on from what came `earlier`.
 
     Raises raw.Malformed where the reply is not a response object that has ended.
     """
     upstream, status, elements = _ended_response(reader.whole(body))
-    output = Output(taken_ids, issuer, reader.fidelity)
+    before = earlier.items if earlier else []
+    output = Output(taken_ids, issuer, reader.fidelity, [item.public_id for item in before])
     for element in elements:
         output.finish(output.announce(element, None), element)
-    return Outcome(status=status, body=response_object.ended(upstream, status, None), items=output.finished())
-
-
-def joined(first: Outcome, second: Outcome) -> Outcome:
-    """Two rounds of one turn: what the second came to, with the items and at the price of both."""
+    ended = response_object.ended(upstream, status, None)
     return Outcome(
-        status=second.status, body=_with_costs(second.body, [first.body]), items=[*first.items, *second.items]
+        status=status,
+        body=_with_costs(ended, [earlier.body] if earlier else []),
+        items=[*before, *output.finished()],
     )
 
 

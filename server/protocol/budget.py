@@ -41,11 +41,16 @@ def kept_within(request: Request, context: Context, budget: Budget, history_para
 
 
 def _check_history(context: Context, budget: Budget, history_param: str) -> None:
-    param = history_param if len(context.turns) > 1 else "input"
-    items = context.items()
-    if budget.history_items_max and len(items) > budget.history_items_max:
+    if not (budget.history_items_max or budget.history_bytes_max):
+        return
+    replayed, items = context.replayed, context.items()
+    param = history_param if replayed.item_count or len(context.turns) > 1 else "input"
+    if budget.history_items_max and replayed.item_count + len(items) > budget.history_items_max:
         raise errors.context_too_long(f"{budget.history_items_max} items", param)
-    if budget.history_bytes_max and sum(len(item.body) for item in items) > budget.history_bytes_max:
+    if (
+        budget.history_bytes_max
+        and replayed.body_bytes + sum(len(item.body) for item in items) > budget.history_bytes_max
+    ):
         raise errors.context_too_long(f"{budget.history_bytes_max} bytes", param)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from server import errors
 from server.protocol import raw
+from server.protocol.history import OpenCall, Past, Replayed
 from server.protocol.items import Input, Item
 
 _FAMILY_OF_CALL = {
@@ -35,23 +36,34 @@ _Key = tuple[str, Literal["any", "id", "name"], str | None]
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Turns of items, oldest first; the last turn is the request's input, which may be empty.
+    """What a request comes to: what was replayed before, and turns of items behind it, oldest first.
 
-    `answers` has, by position in the whole context, the call that an output answers; `answered` those calls.
+    The last turn is the request's input, which may be empty. By position in these turns, `answers` has the call that an
+    output answers, and `answered` are the calls that one of these turns answers. `open_calls` are those that the
+    history leaves without an output.
     """
 
+    replayed: Replayed
     turns: list[list[Item]]
-    answers: dict[int, int]
+    answers: dict[int, Item]
     answered: frozenset[int]
+    open_calls: Sequence[OpenCall]
 
     def items(self) -> list[Item]:
+        """The items of the turns."""
         return [item for turn in self.turns for item in turn]
 
-    def public_ids(self) -> set[str]:
-        return {item.public_id for turn in self.turns for item in turn}
+    @property
+    def input_items(self) -> list[Item]:
+        return self.turns[-1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is sent of the history stays as it is: the copy of a cut call is another once it is answered."""
+        return not any(is_cut(call.item) for call in self.open_calls)
 
 
-def whole(history: Sequence[list[Item]], request_input: Input, history_param: str = "input") -> Context:
+def whole(past: Past, request_input: Input, history_param: str = "input") -> Context:
     """The context of a request; raises ApiError 400 where it is not whole.
 
     `history_param` is the member of the request that names the history. An output there whose call was deleted from
@@ -60,13 +72,12 @@ def whole(history: Sequence[list[Item]], request_input: Input, history_param: st
     In this order: an id that the request brings and the history has, an output without a call, a call without an
     output (each by position), and no item at all, which leaves nothing to answer.
     """
-    for turn in history:
-        for item in turn:
-            if item.public_id in request_input.brought_ids:
-                raise errors.repeated_item_id(item.public_id, "input")
-    context = _answered([*history, request_input.items], history_param)
-    _refuse_open_calls(context)
-    if not any(context.turns):
+    if request_input.brought_ids:
+        brought = (item.public_id for item in request_input.items if item.public_id in request_input.brought_ids)
+        if (repeated := past.holds(brought)) is not None:
+            raise errors.repeated_item_id(repeated, "input")
+    context = _answered(past, request_input, history_param)
+    if not (past.replayed.item_count or any(context.turns)):
         raise errors.nothing_to_answer()
     return context
 
@@ -101,58 +112,92 @@ def is_assistants(item: Item) -> bool:
     return item.type == "message" and raw.Object(item.body).string("role") in ("assistant", None)
 
 
-def _answered(turns: list[list[Item]], history_param: str) -> Context:
-    """The turns, with the call that each output answers; raises ApiError 400 for an output that answers none."""
-    items = [item for turn in turns for item in turn]
-    history_length = len(items) - len(turns[-1])
+def _answered(past: Past, request_input: Input, history_param: str) -> Context:
+    """The context, with the call that each output answers; raises ApiError 400 for what answers none or is not
+    answered."""
+    history = [item for turn in past.turns for item in turn]
+    items = [*history, *request_input.items]
     by_name = any(item.type in _FAMILY_OF_OUTPUT and item.call_id is None for item in items)
-    open_calls = _OpenCalls()
-    answers: dict[int, int] = {}
-    for position, item in enumerate(items):
-        if family := _FAMILY_OF_CALL.get(item.type):
-            open_calls.add(position, _keys_of_call(item, family, by_name=by_name))
-        elif family := _FAMILY_OF_OUTPUT.get(item.type):
-            call = open_calls.take(_keys_of_output(item, family))
-            if call is None:
-                param = history_param if position < history_length else "input"
-                raise errors.output_without_call(item.call_id or item.public_id, param)
-            answers[position] = call
-    return Context(turns, answers, frozenset(answers.values()))
+    calls = _Calls(past.replayed.open_calls, by_name=by_name)
+    calls.take(history, history_param)
+    open_calls = calls.open_to(history)
+    calls.take(request_input.items, "input")
+    for call in calls.open_to(items):
+        # The history too is judged anew: a conversation may have been edited since.
+        if call.is_followed and not is_cut(call.item):
+            raise errors.call_without_output(call.item.call_id or call.item.public_id)
+    return Context(
+        past.replayed,
+        [*past.turns, request_input.items],
+        {position: call.item for position, call in calls.answers.items()},
+        frozenset(call.position for call in calls.answers.values()),
+        open_calls,
+    )
 
 
-def _refuse_open_calls(context: Context) -> None:
-    """Raises ApiError 400 for a call without an output when more follows than a model's own items.
+class _Call(msgspec.Struct, frozen=True):
+    """A call at a position of the new turns, -1 for one of what was replayed before."""
 
-    The history too is judged anew: a conversation may have been edited since.
+    position: int
+    item: Item
+    is_followed: bool = False
+
+
+class _Calls:
+    """The calls of a context, each under all the keys that an output may name it by, the newest last.
+
+    `answers` has, by the position of an output, the call that it answers; `by_name` says that some output names its
+    call by nothing but its tool's name.
     """
-    items = context.items()
-    more = (position for position in range(len(items) - 1, -1, -1) if not is_assistants(items[position]))
-    last = next(more, -1)
-    for position, item in enumerate(items[: max(last, 0)]):
-        if item.type in _FAMILY_OF_CALL and position not in context.answered and not is_cut(item):
-            raise errors.call_without_output(item.call_id or item.public_id)
 
-
-class _OpenCalls:
-    """The calls that wait for an output, each under all the keys that an output may name it by, the newest last."""
-
-    def __init__(self) -> None:
+    def __init__(self, open_calls: Iterable[OpenCall], *, by_name: bool) -> None:
+        self.answers: dict[int, _Call] = {}
+        self._by_name = by_name
+        self._position = 0
+        self._calls: list[_Call] = []
         self._waiting: dict[_Key, list[int]] = {}
-        self._taken: set[int] = set()
+        self._answered: set[int] = set()
+        for call in open_calls:
+            self._add(_Call(-1, call.item, call.is_followed))
 
-    def add(self, position: int, keys: Iterable[_Key]) -> None:
-        for key in keys:
-            self._waiting.setdefault(key, []).append(position)
+    def take(self, items: Iterable[Item], param: str) -> None:
+        """The items that come next; raises ApiError 400 for an output without a call, which `param` brought."""
+        for item in items:
+            if item.type in _FAMILY_OF_CALL:
+                self._add(_Call(self._position, item))
+            elif family := _FAMILY_OF_OUTPUT.get(item.type):
+                call = self._answered_by(_keys_of_output(item, family))
+                if call is None:
+                    raise errors.output_without_call(item.call_id or item.public_id, param)
+                self.answers[self._position] = call
+            self._position += 1
 
-    def take(self, keys: Iterable[_Key]) -> int | None:
+    def open_to(self, items: Sequence[Item]) -> list[OpenCall]:
+        """The calls that wait, these items being all; each counts as followed that others than a model's follow."""
+        if len(self._answered) == len(self._calls):
+            return []
+        more = (position for position in range(len(items) - 1, -1, -1) if not is_assistants(items[position]))
+        last = next(more, -1)
+        return [
+            OpenCall(call.item, call.is_followed or call.position < last)
+            for number, call in enumerate(self._calls)
+            if number not in self._answered
+        ]
+
+    def _add(self, call: _Call) -> None:
+        for key in _keys_of_call(call.item, _FAMILY_OF_CALL[call.item.type], by_name=self._by_name):
+            self._waiting.setdefault(key, []).append(len(self._calls))
+        self._calls.append(call)
+
+    def _answered_by(self, keys: Iterable[_Key]) -> _Call | None:
         """The newest waiting call under the first of these keys that has one; it waits no more."""
         for key in keys:
             waiting = self._waiting.get(key, [])
             while waiting:
-                position = waiting.pop()
-                if position not in self._taken:
-                    self._taken.add(position)
-                    return position
+                number = waiting.pop()
+                if number not in self._answered:
+                    self._answered.add(number)
+                    return self._calls[number]
         return None
 
 

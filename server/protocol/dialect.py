@@ -6,12 +6,13 @@ What lives here lets everything else know one form only, that of the Responses A
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from server.protocol.chat.messages import chat_messages
 from server.protocol.chat.reply import ChatReply
-from server.protocol.chat.request import chat_request, functions
+from server.protocol.chat.request import functions, request_around_messages
 from server.protocol.profile import Profile
 from server.protocol.replay import Decision
 from server.protocol.request import Request
-from server.protocol.upstream_request import upstream_request
+from server.protocol.upstream_request import input_elements, request_around_input
 
 
 class Reader(Protocol):
@@ -53,12 +54,14 @@ class AsItCame:
 class Dialect(NamedTuple):
     """An API that upstreams speak. `path` lies behind their base URL.
 
-    `render` takes request, response id, decisions and profile and gives the body to send; it raises ApiError 400.
-    `read` takes the request, the profile and the largest size of one event in bytes.
+    What a request says is an array of elements, each the copy of an item or a message of several. `elements` gives
+    those of some turns, `around` takes request, response id and profile and gives what goes before and behind them; it
+    raises ApiError 400. `read` takes the request, the profile and the largest size of one event in bytes.
     """
 
     path: str
-    render: Callable[[Request, str, Sequence[Decision], Profile], bytes]
+    around: Callable[[Request, str, Profile], tuple[bytes, bytes]]
+    elements: Callable[[Sequence[Decision], Profile], list[bytes]]
     read: Callable[[Request, Profile, int], Reader]
 
 
@@ -67,6 +70,6 @@ def _read_chat(request: Request, profile: Profile, event_bytes_max: int) -> Read
 
 
 DIALECTS: dict[Literal["responses", "chat"], Dialect] = {
-    "responses": Dialect("/responses", upstream_request, lambda *_: AsItCame()),
-    "chat": Dialect("/chat/completions", chat_request, _read_chat),
+    "responses": Dialect("/responses", request_around_input, input_elements, lambda *_: AsItCame()),
+    "chat": Dialect("/chat/completions", request_around_messages, chat_messages, _read_chat),
 }

@@ -3,7 +3,7 @@
 What lives here keeps places and ids apart, the upstream's from ours; it reads no text and writes no event.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from server.protocol import events, ids, raw
 from server.protocol.events import StreamEvent
@@ -84,11 +84,18 @@ class Output:
     `fidelity` tells what must be recorded of the item that the upstream gave under an id.
     """
 
-    def __init__(self, taken_ids: Collection[str], issuer: str, fidelity: Callable[[str | None], bytes | None]) -> None:
-        """`taken_ids` are the public ids of the context: no output item may have one of them."""
+    def __init__(
+        self,
+        taken_ids: Container[str],
+        issuer: str,
+        fidelity: Callable[[str | None], bytes | None],
+        given_ids: Iterable[str] = (),
+    ) -> None:
+        """`taken_ids` are the public ids of the context, `given_ids` those of earlier rounds: no item may have one."""
         self.items: list[OutputItem] = []
         self._first_of_round = 0
-        self._taken_ids = set(taken_ids)
+        self._taken_ids = taken_ids
+        self._given_ids = set(given_ids)
         self._issuer = issuer
         self._fidelity = fidelity
         self._by_sent_id: dict[str | None, OutputItem] = {}
@@ -162,10 +169,13 @@ class Output:
     def _public_id(self, announced: raw.Object) -> str:
         """The upstream's id where it can serve and no item of the context has it, else a fresh one (DESIGN 3, Ids)."""
         public_id = announced.string("id")
-        if public_id is None or public_id in self._taken_ids or not ids.is_usable(public_id):
+        if public_id is None or not ids.is_usable(public_id) or self._is_taken(public_id):
             public_id = ids.new_item_id(announced.string("type") or "unknown")
-        self._taken_ids.add(public_id)
+        self._given_ids.add(public_id)
         return public_id
+
+    def _is_taken(self, public_id: str) -> bool:
+        return public_id in self._given_ids or public_id in self._taken_ids
 
 
 def _take_first(unmatched: list[OutputItem], candidates: list[OutputItem]) -> OutputItem | None:

@@ -55,7 +55,7 @@ class _Place(NamedTuple):
 
 
 def replay(context: Context, profile: Profile, history_param: str, issuer: str) -> list[Decision]:
-    """A decision for each item of the context, in order.
+    """A decision for each item of the context's turns, in order.
 
     `history_param` is the request member that brought the history in, `issuer` the one of what this upstream makes.
     Raises ApiError 400 `encrypted_reasoning_not_supported` for an item that holds nothing but sealed content which it
@@ -65,7 +65,6 @@ def replay(context: Context, profile: Profile, history_param: str, issuer: str) 
 
 
 def _places(context: Context, profile: Profile, history_param: str, issuer: str) -> Iterator[_Place]:
-    items = context.items()
     position = message = 0
     for number, turn in enumerate(context.turns):
         is_input = number == len(context.turns) - 1
@@ -74,7 +73,6 @@ def _places(context: Context, profile: Profile, history_param: str, issuer: str)
             fields = _fields([turn[index] for index in run], profile)
             for index in run:
                 item = turn[index]
-                answers = context.answers.get(position)
                 cut = raw.Object(item.body)
                 param = f"input[{index}]" if is_input else history_param
                 yield _Place(
@@ -89,7 +87,7 @@ def _places(context: Context, profile: Profile, history_param: str, issuer: str)
                     fields=fields,
                     beside_call=calls,
                     is_answered=position in context.answered,
-                    answers=None if answers is None else items[answers],
+                    answers=context.answers.get(position),
                 )
                 position += 1
             message += 1

@@ -12,8 +12,9 @@ from server.protocol.replay import Decision
 from server.protocol.request import Request
 
 
-def upstream_request(request: Request, response_id: str, decisions: Iterable[Decision], profile: Profile) -> bytes:
-    """The body to send. The response id goes along, so that an upstream that takes one needs no rewriting (DESIGN 3).
+def request_around_input(request: Request, response_id: str, profile: Profile) -> tuple[bytes, bytes]:
+    """What goes before and behind the elements of the input. The response id goes along, so that an upstream that takes
+    one needs no rewriting (DESIGN 3).
 
     Raises ApiError 400 for a tool_choice on a tool that is not there or can't be sent.
     """
@@ -22,8 +23,12 @@ def upstream_request(request: Request, response_id: str, decisions: Iterable[Dec
         members["request_id"] = raw.literal(response_id)
     members["store"] = b"false"
     members["stream"] = raw.literal(request.stream)
-    members["input"] = raw.array([decision.copy for decision in decisions if decision.copy is not None])
-    return raw.render(members)
+    return raw.render(members)[:-1] + b',"input":[', b"]}"
+
+
+def input_elements(decisions: Iterable[Decision], _: Profile) -> list[bytes]:
+    """The elements of the input that these decisions come to."""
+    return [decision.copy for decision in decisions if decision.copy is not None]
 
 
 def sent_members(request: Request, profile: Profile) -> dict[str, bytes]:

@@ -94,6 +94,11 @@ class Responses:
         parent = Parent(named["turn_id"], named["root_id"], named["depth"], named["root_public_id"])
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
+    async def parent(self, tenant_id: int, public_id: str) -> Parent | None:
+        """The same without what was said, for who knows that already."""
+        rows = await self._database.run(sql.PARENT, {"tenant_id": tenant_id, "public_id": public_id})
+        return Parent(*rows[0]) if rows else None
+
     async def input_items(self, tenant_id: int, public_id: str) -> list[Item] | None:
         """All that `public_id` was made from, oldest first: its parent's history and its own input.
 

@@ -82,7 +82,7 @@ class Upstream:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
         return self._replicas[0].fit_to_tell(message)
 
-    async def create(self, body: bytes, model: str, chain: str) -> bytes:
+    async def create(self, body: Sequence[bytes], model: str, chain: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx.
 
         `chain` is any text that the turns of a chain share: they go to one replica, whose prefix cache knows them.
@@ -90,7 +90,7 @@ class Upstream:
         return await self._reached(chain, lambda client: client.create(self.dialect.path, body, model))
 
     @contextlib.asynccontextmanager
-    async def stream(self, body: bytes, model: str, chain: str) -> AsyncIterator[Reply]:
+    async def stream(self, body: Sequence[bytes], model: str, chain: str) -> AsyncIterator[Reply]:
         """A streamed reply, from its 2xx headers on; raises ApiError."""
         async with contextlib.AsyncExitStack() as opened:
             yield await self._reached(
@@ -104,7 +104,7 @@ class Upstream:
         chain = str(random.random())  # noqa: S311
         async with contextlib.AsyncExitStack() as opened:
             yield await self._reached(
-                chain, lambda client: opened.enter_async_context(client.passed(path, body, headers))
+                chain, lambda client: opened.enter_async_context(client.passed(path, [body], headers))
             )
 
     async def listed(self) -> list[bytes]:

@@ -8,7 +8,7 @@ client's own headers never reach the upstream.
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import httpx
@@ -40,11 +40,12 @@ class Passed(NamedTuple):
 class _Body(httpx.AsyncByteStream):
     """A body that is there already, handed to the transport without a copy."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: Sequence[bytes]) -> None:
         self._body = body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._body
+        for piece in self._body:
+            yield piece
 
 
 class UpstreamClient:
@@ -78,13 +79,13 @@ class UpstreamClient:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
         return errors.fit_to_tell(message, self._api_key)
 
-    async def create(self, path: str, body: bytes, model: str) -> bytes:
+    async def create(self, path: str, body: Sequence[bytes], model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
         async with self._in_time(self._reply_timeout_s), self._send("POST", path, body, model) as response:
             return await self._whole(response)
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, body: bytes, model: str) -> AsyncIterator[Reply]:
+    async def stream(self, path: str, body: Sequence[bytes], model: str) -> AsyncIterator[Reply]:
         """A streamed reply, from its 2xx headers on.
 
         Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
@@ -102,7 +103,7 @@ class UpstreamClient:
             return await self._whole(response)
 
     @contextlib.asynccontextmanager
-    async def passed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[Passed]:
+    async def passed(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> AsyncIterator[Passed]:
         """The reply to a request that is handed on unread, whatever its status; raises ApiError where there is none."""
         async with (
             self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
@@ -121,7 +122,12 @@ class UpstreamClient:
 
     @contextlib.asynccontextmanager
     async def _send(
-        self, method: str, path: str, body: bytes = b"", model: str = "", silence_timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Sequence[bytes] = (),
+        model: str = "",
+        silence_timeout_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
         headers = {"accept": "application/json, text/event-stream"}
         if body:
@@ -134,12 +140,12 @@ class UpstreamClient:
 
     @contextlib.asynccontextmanager
     async def _exchange(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_timeout_s: float | None
+        self, method: str, path: str, body: Sequence[bytes], headers: Mapping[str, str], silence_timeout_s: float | None
     ) -> AsyncIterator[httpx.Response]:
         """One request and the reply to it, from its headers on."""
         headers = {**headers, "accept-encoding": "identity"}
         if body:
-            headers["content-length"] = str(len(body))
+            headers["content-length"] = str(sum(map(len, body)))
         if self._api_key is not None:
             headers["authorization"] = f"Bearer {self._api_key}"
         timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)

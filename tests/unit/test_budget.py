@@ -5,13 +5,14 @@ import pytest
 from server.errors import ApiError
 from server.protocol.budget import Budget, kept_within
 from server.protocol.context import whole
+from server.protocol.history import Past
 from server.protocol.items import Item, parse_input
 from server.protocol.request import parse
 
 
 def asked(members: str, budget: Budget) -> bytes | None:
     request = parse(f'{{"model":"m","input":"x"{members}}}'.encode(), 200)
-    context = whole([], parse_input(request.input))
+    context = whole(Past(), parse_input(request.input))
     return kept_within(request, context, budget, "previous_response_id").members.get("max_output_tokens")
 
 
@@ -53,7 +54,7 @@ HISTORY = [[Item(body=b"{}" * 10, public_id=f"i{number}", type="x") for number i
 )
 def test_a_context_that_is_too_long_is_refused(history: list[list[Item]], budget: Budget, param: str) -> None:
     request = parse(b'{"model":"m","input":"x"}', 200)
-    context = whole(history, parse_input(request.input))
+    context = whole(Past(turns=history), parse_input(request.input))
     with pytest.raises(ApiError) as refused:
         kept_within(request, context, budget, "conversation")
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "context_length_exceeded", param)

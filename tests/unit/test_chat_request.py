@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from server.errors import ApiError
-from server.protocol.chat.request import chat_request
 from server.protocol.context import whole
+from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
 from server.protocol.profile import CHAT_VLLM, OPENROUTER, STRICT_CHAT, Profile
 from server.protocol.replay import replay
 from server.protocol.request import parse
+from tests.written import written
 
 CUSTOM = {"type": "custom", "name": "patch", "description": "d"}
 FUNCTION = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
@@ -33,8 +34,8 @@ def sent(
     given: Any, profile: Profile = CHAT_VLLM, history: Sequence[list[Item]] = (), **members: Any
 ) -> dict[str, Any]:
     request = parse(json.dumps({"model": "m", "input": given, **members}).encode(), 200)
-    decisions = replay(whole(history, parse_input(request.input)), profile, "previous_response_id", "up")
-    body: dict[str, Any] = json.loads(chat_request(request, "resp_1", decisions, profile))
+    decisions = replay(whole(Past(turns=history), parse_input(request.input)), profile, "previous_response_id", "up")
+    body: dict[str, Any] = json.loads(written(request, "resp_1", decisions, profile))
     return body
 
 
@@ -324,5 +325,5 @@ def test_outputs_in_parts() -> None:
 
 def test_texts_are_never_decoded() -> None:
     request = parse(rb'{"model":"m","input":[{"role":"user","content":"\ud800 \u0000 \u00e9"}]}', 200)
-    decisions = replay(whole([], parse_input(request.input)), CHAT_VLLM, "x", "up")
-    assert rb'{"role":"user","content":"\ud800 \u0000 \u00e9"}' in chat_request(request, "r", decisions, CHAT_VLLM)
+    decisions = replay(whole(Past(), parse_input(request.input)), CHAT_VLLM, "x", "up")
+    assert rb'{"role":"user","content":"\ud800 \u0000 \u00e9"}' in written(request, "r", decisions, CHAT_VLLM)

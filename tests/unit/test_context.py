@@ -8,6 +8,7 @@ import pytest
 
 from server.errors import ApiError
 from server.protocol.context import Context, is_assistants, is_call, is_cut, whole
+from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
 
 USER = {"role": "user", "content": "go"}
@@ -37,7 +38,13 @@ def brought(*items: dict[str, Any]) -> list[Item]:
 
 
 def context(*items: dict[str, Any], history: tuple[list[Item], ...] = ()) -> Context:
-    return whole(history, parse_input(json.dumps(items).encode()))
+    return whole(Past(turns=history), parse_input(json.dumps(items).encode()))
+
+
+def answers(made_context: Context) -> dict[int, int]:
+    """By the position of an output that of the call which it answers."""
+    positions = {id(item): position for position, item in enumerate(made_context.items())}
+    return {position: positions[id(call)] for position, call in made_context.answers.items()}
 
 
 def refused(*items: dict[str, Any], history: tuple[list[Item], ...] = ()) -> ApiError:
@@ -55,8 +62,7 @@ def test_a_context_is_history_and_input_in_their_order() -> None:
     made_context = context(USER, history=history)
     assert [len(turn) for turn in made_context.turns] == [2, 3, 1]
     assert made_context.items()[:5] == [item for turn in history for item in turn]
-    assert made_context.public_ids() == {item.public_id for item in made_context.items()}
-    assert (made_context.answers, made_context.answered) == ({}, frozenset())
+    assert (answers(made_context), made_context.answered) == ({}, frozenset())
 
 
 @pytest.mark.parametrize("nothing", ['""', "[]", "[ ]"])
@@ -64,7 +70,7 @@ def test_a_context_is_history_and_input_in_their_order() -> None:
 def test_a_context_without_an_item_leaves_nothing_to_answer(nothing: str, history: tuple[list[Item], ...]) -> None:
     """contract api.md 2: a failed turn adds nothing, so a history can be empty too."""
     with pytest.raises(ApiError) as caught:
-        whole(history, parse_input(nothing.encode()))
+        whole(Past(turns=history), parse_input(nothing.encode()))
     error = caught.value
     assert (error.status, error.param, error.code) == (400, "input", "missing_required_parameter")
     assert error.message == (
@@ -75,7 +81,7 @@ def test_a_context_without_an_item_leaves_nothing_to_answer(nothing: str, histor
 @pytest.mark.parametrize("nothing", ['""', "[]"])
 def test_an_empty_input_goes_on_from_a_history(nothing: str) -> None:
     history = [[*brought(USER), *made(ANSWER)]]
-    assert whole(history, parse_input(nothing.encode())).turns == [*history, []]
+    assert whole(Past(turns=history), parse_input(nothing.encode())).turns == [*history, []]
 
 
 # --- ids
@@ -110,31 +116,31 @@ def test_ids_that_an_upstream_uses_again_are_no_fault() -> None:
 
 
 def test_an_output_answers_the_nearest_earlier_call_of_its_id() -> None:
-    assert context(USER, call("a"), output("a")).answers == {2: 1}
+    assert answers(context(USER, call("a"), output("a"))) == {2: 1}
 
 
 def test_an_output_answers_a_call_of_the_history() -> None:
     made_context = context(output("a"), USER, history=([*brought(USER), *made(REASONING, call("a"))],))
-    assert (made_context.answers, made_context.answered) == ({3: 2}, frozenset({2}))
+    assert (answers(made_context), made_context.answered) == ({3: 2}, frozenset({2}))
 
 
 def test_parallel_calls_are_answered_in_any_order() -> None:
-    assert context(USER, call("a"), call("b"), output("b"), output("a")).answers == {3: 2, 4: 1}
+    assert answers(context(USER, call("a"), call("b"), output("b"), output("a"))) == {3: 2, 4: 1}
 
 
 def test_a_call_id_that_an_upstream_uses_in_every_turn_stays_clear() -> None:
     history = ([*brought(USER), *made(call("c"))], [*brought(output("c")), *made(ANSWER)],
                [*brought(USER), *made(call("c"))])  # fmt: skip
-    assert context(output("c"), history=history).answers == {2: 1, 6: 5}
+    assert answers(context(output("c"), history=history)) == {2: 1, 6: 5}
 
 
 def test_the_same_call_id_twice_in_a_turn_is_answered_twice() -> None:
-    assert context(USER, call("c"), call("c"), output("c"), output("c")).answers == {3: 2, 4: 1}
+    assert answers(context(USER, call("c"), call("c"), output("c"), output("c"))) == {3: 2, 4: 1}
 
 
 def test_an_open_call_that_was_cut_is_passed_by_a_later_one_of_its_id() -> None:
     history = ([*brought(USER), *made(call("c", status="incomplete"))], [*brought(USER), *made(call("c"))])
-    assert context(output("c"), history=history).answers == {4: 3}
+    assert answers(context(output("c"), history=history)) == {4: 3}
 
 
 @pytest.mark.parametrize("kind", ["function", "custom", "shell", "local_shell", "apply_patch", "computer"])
@@ -142,7 +148,7 @@ def test_every_family_of_calls_is_answered(kind: str) -> None:
     answer = (
         {"type": "local_shell_call_output", "id": "c", "output": "o"} if kind == "local_shell" else output("c", kind)
     )
-    assert context(USER, call("c", kind), answer).answers == {2: 1}
+    assert answers(context(USER, call("c", kind), answer)) == {2: 1}
 
 
 @pytest.mark.parametrize(("call_kind", "output_kind"), [("function", "custom"), ("custom", "function"),
@@ -157,14 +163,14 @@ def test_a_local_shell_output_may_name_its_call_by_either_id() -> None:
     calls = call("call_1", "local_shell", id="lsh_1"), call("call_2", "local_shell", id="lsh_2")
     by_id = {"type": "local_shell_call_output", "id": "lsh_1", "output": "o"}
     by_call_id = {"type": "local_shell_call_output", "id": "call_2", "output": "o"}
-    assert context(USER, *calls, by_id, by_call_id).answers == {3: 1, 4: 2}
+    assert answers(context(USER, *calls, by_id, by_call_id)) == {3: 1, 4: 2}
     assert refused(USER, *calls, by_id, by_call_id, by_id).message.endswith("with call_id lsh_1.")
 
 
 def test_a_local_shell_output_that_names_a_call_of_the_history_is_no_id_twice() -> None:
     history = ([*brought(USER), *made(call("call_1", "local_shell", id="lsh_1"))],)
     answer = {"type": "local_shell_call_output", "id": "lsh_1", "output": "o"}
-    assert context(answer, history=history).answers == {2: 1}
+    assert answers(context(answer, history=history)) == {2: 1}
 
 
 def test_only_a_local_shell_call_is_named_by_its_own_id() -> None:
@@ -172,7 +178,7 @@ def test_only_a_local_shell_call_is_named_by_its_own_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "answers"),
+    ("name", "expected"),
     [
         ("f", {4: 1}),  # the nearest open call of that name
         ("g", {4: 3}),
@@ -180,18 +186,18 @@ def test_only_a_local_shell_call_is_named_by_its_own_id() -> None:
         (None, {4: 3}),
     ],
 )
-def test_an_output_without_a_call_id_answers_by_name_or_nearness(name: str | None, answers: dict[int, int]) -> None:
+def test_an_output_without_a_call_id_answers_by_name_or_nearness(name: str | None, expected: dict[int, int]) -> None:
     calls = call("a", name="f"), call("b", "custom"), call("c", status="incomplete", name="g")
     history = ([*brought(USER), *made(*calls)],)
     nameless = {"type": "function_call_output", "output": "o", "name": name}
-    others = [output("b", "custom"), *([] if answers == {4: 1} else [output("a")])]
-    answered = context(nameless, *others, history=history).answers
-    assert {position: call for position, call in answered.items() if position == 4} == answers
+    others = [output("b", "custom"), *([] if expected == {4: 1} else [output("a")])]
+    answered = answers(context(nameless, *others, history=history))
+    assert {position: call for position, call in answered.items() if position == 4} == expected
 
 
 def test_outputs_without_a_call_id_answer_from_the_newest_backwards() -> None:
     nameless = {"type": "function_call_output", "output": "o"}
-    assert context(USER, call("a"), call("b"), nameless, nameless).answers == {3: 2, 4: 1}
+    assert answers(context(USER, call("a"), call("b"), nameless, nameless)) == {3: 2, 4: 1}
     made_up = refused(USER, call("a"), nameless, {**nameless, "id": "fco_9"})
     assert made_up.message == "No tool call found for function call output with call_id fco_9."
 
@@ -259,7 +265,7 @@ def test_a_history_is_judged_again() -> None:
     history = ([*brought(USER), *made(call("a"))], brought(USER))
     for request_input in ([], [ANSWER], [ANSWER, USER]):
         assert refused(*request_input, history=history).message.endswith("function call a.")
-    assert context(output("a"), history=history).answers == {3: 1}
+    assert answers(context(output("a"), history=history)) == {3: 1}
 
 
 def test_a_history_may_end_with_an_open_call() -> None:
@@ -297,8 +303,8 @@ def test_thousands_of_calls_find_their_outputs() -> None:
     calls = [call(f"c{number}") for number in range(count)]
     named = [output(f"c{number}") for number in range(count)]
     nameless = [{"type": "function_call_output", "output": "o", "name": "other"}] * count
-    assert context(*calls, *named).answers == {count + number: number for number in range(count)}
-    assert context(*calls, *nameless).answers == {count + number: count - 1 - number for number in range(count)}
+    assert answers(context(*calls, *named)) == {count + number: number for number in range(count)}
+    assert answers(context(*calls, *nameless)) == {count + number: count - 1 - number for number in range(count)}
 
 
 # --- what an item is

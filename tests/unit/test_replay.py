@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from server.errors import ApiError
 from server.protocol import raw
 from server.protocol.context import Context, whole
+from server.protocol.history import Past, Replayed
 from server.protocol.items import Item, from_upstream, parse_input
 from server.protocol.profile import VLLM, Profile
 from server.protocol.replay import Decision, replay
 from server.protocol.request import parse
-from server.protocol.upstream_request import upstream_request
 from tests.harness import captures, cases
+from tests.written import written
 
 OMITTING = msgspec.structs.replace(VLLM, encrypted_only="omit")
 GO = '{"role":"user","content":"go"}'
@@ -44,7 +45,7 @@ def made(*items: str) -> list[Item]:
 def decisions(
     *items: str, history: Sequence[list[Item]] = (), profile: Profile = VLLM, param: str = "previous_response_id"
 ) -> list[Decision]:
-    return replay(whole(history, parse_input(f"[{','.join(items)}]".encode())), profile, param, "up")
+    return replay(whole(Past(turns=history), parse_input(f"[{','.join(items)}]".encode())), profile, param, "up")
 
 
 def sent(*items: str, history: Sequence[list[Item]] = (), profile: Profile = VLLM) -> list[str]:
@@ -683,9 +684,9 @@ def play(case_id: str) -> list[dict[str, Any] | ApiError]:
         request = parse(re.sub(r"\{\{s(\d+)\.id\}\}", r"s\1", text).encode(), 200)
         history = turns[request.previous_response_id][0] if request.previous_response_id else []
         try:
-            context = whole(history, parse_input(request.input))
+            context = whole(Past(turns=history), parse_input(request.input))
             decided = replay(context, VLLM, "previous_response_id", "up")
-            upstream_body = json.loads(upstream_request(request, f"s{number}", decided, VLLM))
+            upstream_body = json.loads(written(request, f"s{number}", decided, VLLM))
         except ApiError as error:
             outcomes.append(error)
             continue
@@ -941,7 +942,7 @@ def contexts(draw: st.DrawFn) -> Context:
             turns[-1].append(msgspec.structs.replace(item, is_output=is_output))
     count = sum(map(len, turns))
     answered = draw(st.frozensets(st.integers(0, max(count - 1, 0))))
-    return Context(turns, {}, answered)
+    return Context(Replayed(), turns, {}, answered, [])
 
 
 def outcome(context: Context) -> list[Decision] | ApiError:
@@ -1007,7 +1008,9 @@ def test_a_turn_begins_with_the_bytes_of_the_turn_before(progress: list[tuple[st
         answered = [call for call in open_calls if call == CALL or is_cut_answered]
         outputs = [OUTPUT if call == CALL else OUTPUT.replace('"c"', '"cut"') for call in answered]
         turn = brought(*outputs, spoken)
-        decided = replay(whole(history, parse_input(raw.array([item.body for item in turn]))), VLLM, "x", "up")
+        decided = replay(
+            whole(Past(turns=history), parse_input(raw.array([item.body for item in turn]))), VLLM, "x", "up"
+        )
         copies = [decision.copy for decision in decided if decision.copy is not None]
         assert copies[: len(before)] == before
         before = copies
@@ -1030,7 +1033,7 @@ def test_null_members_go_and_all_else_stays(value: Any, indent: int | None, asci
         content = json.dumps([part], indent=indent, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         content = json.dumps([part], indent=indent).encode()
-    (decision,) = replay(whole([], parse_input(b'[{"role":"user","content":' + content + b"}]")), VLLM, "x", "up")
+    (decision,) = replay(whole(Past(), parse_input(b'[{"role":"user","content":' + content + b"}]")), VLLM, "x", "up")
     assert json.loads(decision.copy or b"")["content"] == [without_null_members(part)]
     if not has_null_member(part):
         assert content in (decision.copy or b"")

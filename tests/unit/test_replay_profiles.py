@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from server.errors import ApiError
 from server.protocol.context import whole
+from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
 from server.protocol.profile import OPENAI, PRESETS, Profile
 from server.protocol.replay import Decision, replay
@@ -45,7 +46,7 @@ def made(item: dict[str, Any], issuer: str = "up", fidelity: bytes | None = None
 def decided(profile: Profile, *output: Item, given_input: Sequence[dict[str, Any]] = (ASKED,)) -> list[Decision]:
     """What becomes of a turn's output in front of the next question, and of that."""
     parsed = parse_input(json.dumps(list(given_input)).encode())
-    return replay(whole([list(output)] if output else [], parsed), profile, "previous_response_id", "up")
+    return replay(whole(Past(turns=[list(output)] if output else []), parsed), profile, "previous_response_id", "up")
 
 
 def sent(profile: str, item: dict[str, Any], **members: Any) -> dict[str, Any] | str:
@@ -321,7 +322,7 @@ def test_any_items_are_refused_by_name_or_sent_by_the_lists(
     profile = PRESETS[name]
     history = [[made(item, issuer) for item in turn] for turn in (first, second)]
     ids = [item.public_id for turn in history for item in turn]
-    context = whole(history, parse_input(b"[]"))
+    context = whole(Past(turns=history), parse_input(b"[]"))
     refused, decisions = None, list[Decision]()
     try:
         decisions = replay(context, profile, "previous_response_id", "up")
@@ -339,7 +340,7 @@ def test_any_items_are_refused_by_name_or_sent_by_the_lists(
             assert_parts(profile, copy)
     assert replay(context, profile, "previous_response_id", "up") == decisions
     # What comes later changes nothing of what was sent before, so that a prefix cache goes on hitting.
-    earlier = replay(whole(history[:1], parse_input(b"[]")), profile, "previous_response_id", "up")
+    earlier = replay(whole(Past(turns=history[:1]), parse_input(b"[]")), profile, "previous_response_id", "up")
     assert [decision.copy for decision in decisions[: len(earlier)]] == [decision.copy for decision in earlier]
 
 

@@ -11,14 +11,14 @@ from server.protocol.items import Item
 from server.protocol.profile import VLLM
 from server.protocol.replay import Decision
 from server.protocol.request import parse
-from server.protocol.upstream_request import upstream_request
 from tests.harness import captures
+from tests.written import written
 
 
 def sent(members: str = "", copies: tuple[bytes, ...] = ()) -> str:
     comma = "," if members else ""
     request = parse(f'{{"model":"m","input":"hi"{comma}{members}}}'.encode(), 200)
-    return upstream_request(request, "resp_1", list(map(decided, copies)), VLLM).decode()
+    return written(request, "resp_1", list(map(decided, copies)), VLLM).decode()
 
 
 def decided(copy: bytes) -> Decision:
@@ -106,7 +106,7 @@ def test_include_is_filtered_to_what_the_upstream_knows() -> None:
 def test_another_profile_withholds_other_members() -> None:
     profile = msgspec.structs.replace(VLLM, withheld_members=frozenset({"top_k"}))
     request = parse(b'{"model":"m","input":"hi","top_k":1,"truncation":"auto"}', 200)
-    assert json.loads(upstream_request(request, "resp_1", [], profile)).keys() == {
+    assert json.loads(written(request, "resp_1", [], profile)).keys() == {
         "model", "truncation", "request_id", "store", "stream", "input",
     }  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_members_of_recorded_requests_are_sent_as_the_recorder_sent_them() -> No
     recorded = [json.loads(capture.request or "") for capture in captures("0.33") if "10" <= capture.name[:2] <= "29"]
     assert len(recorded) >= 20
     for request in recorded:
-        body = json.loads(upstream_request(parse(json.dumps(request).encode(), 200), "resp_1", [], VLLM))
+        body = json.loads(written(parse(json.dumps(request).encode(), 200), "resp_1", [], VLLM))
         ours = {"request_id", "store", "stream", "input"}
         wanted = request.keys() - ours - {"cache_salt", "truncation", "prompt_cache_key", "safety_identifier"}
         assert {name: body[name] for name in body.keys() - ours} == {name: request[name] for name in wanted}

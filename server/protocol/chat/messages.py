@@ -3,8 +3,9 @@
 What lives here writes copies down in another form. Texts are joined as JSON literals and never decoded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from server.protocol import raw
 from server.protocol.profile import Profile
@@ -13,11 +14,10 @@ from server.protocol.replay import Decision
 _LINE_END = rb"\n"
 
 
-def chat_messages(decisions: Iterable[Decision], profile: Profile) -> Iterator[bytes]:
-    """The messages of a history, in order; what was left out is in none of them."""
+def chat_messages(decisions: Iterable[Decision], profile: Profile) -> list[bytes]:
+    """The messages of these items, in order; what was left out is in none of them."""
     sent = (decision for decision in decisions if decision.copy is not None)
-    for _, together in groupby(sent, key=lambda decision: decision.message):
-        yield _message(list(together), profile)
+    return [_message(list(together), profile) for _, together in groupby(sent, key=attrgetter("message"))]
 
 
 def function_name(cut: raw.Object) -> str:

@@ -4,12 +4,11 @@ What lives here knows which member of the one API is which of the other. Members
 where the profile lets them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from server.protocol import raw
-from server.protocol.chat.messages import chat_messages, function_name
+from server.protocol.chat.messages import function_name
 from server.protocol.profile import Profile
-from server.protocol.replay import Decision
 from server.protocol.request import Request
 from server.protocol.upstream_request import sent_members
 
@@ -23,22 +22,21 @@ _SPELLED = (
 _INPUT_SCHEMA = b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
 
 
-def chat_request(request: Request, response_id: str, decisions: Sequence[Decision], profile: Profile) -> bytes:
-    """The body to send; raises ApiError 400 for a tool_choice on a tool that is not there or can't be sent."""
+def request_around_messages(request: Request, response_id: str, profile: Profile) -> tuple[bytes, bytes]:
+    """What goes before and behind the messages; raises ApiError 400 for a tool_choice on a tool that is not there or
+    can't be sent."""
     asked = sent_members(request, profile)
-    members = {name: value for name, value in asked.items() if name not in _SPELLED}
-    messages = list(chat_messages(decisions, profile))
-    if "instructions" in asked:
-        messages.insert(0, raw.render({"role": b'"system"', "content": asked["instructions"]}))
-    members["messages"] = raw.array(messages)
-    members |= _tools(asked, profile)
-    members |= _output(asked)
-    members["stream"] = raw.literal(request.stream)
+    before = {name: value for name, value in asked.items() if name not in _SPELLED}
+    behind = _tools(asked, profile) | _output(asked)
+    behind["stream"] = raw.literal(request.stream)
     if request.stream:
-        members["stream_options"] = b'{"include_usage":true}'
+        behind["stream_options"] = b'{"include_usage":true}'
     if profile.takes_response_id:
-        members["request_id"] = raw.literal(response_id)
-    return raw.render(members)
+        behind["request_id"] = raw.literal(response_id)
+    beginning = raw.render(before)[:-1] + b',"messages":['
+    if "instructions" in asked:
+        beginning += raw.render({"role": b'"system"', "content": asked["instructions"]}) + b","
+    return beginning, b"]," + raw.render(behind)[1:]
 
 
 def functions(request: Request, profile: Profile) -> dict[str, raw.Object]:

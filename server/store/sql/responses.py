@@ -49,6 +49,14 @@ left join lateral (
 order by turn.depth, item.is_own, item.place
 """)
 
+PARENT: Final = Statement("""
+select id, root_id, depth, (
+        select root.public_id from responses as root where root.tenant_id = :tenant_id and root.id = responses.root_id
+    ) as root_public_id
+from responses
+where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
+""")
+
 IS_STORED: Final = Statement("select id from responses where tenant_id = :tenant_id and public_id = :public_id")
 
 PUBLIC_ID: Final = Statement("select public_id from responses where tenant_id = :tenant_id and id = :id")
