@@ -308,8 +308,8 @@ def upstream_refused(
 
 def upstream_misconfigured(status: int) -> ApiError:
     message = (
-        f"The model server answered {status}. Its URL (does it end in /v1?) or its API key is not configured as it "
-        "should be."
+        f"The model server answered {status}. Its URL (does it end in /v1?), its dialect or its API key is not "
+        "configured as it should be."
     )
     return ApiError(502, message, type="server_error", code="upstream_misconfigured")
 

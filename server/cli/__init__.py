@@ -37,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, EmbeddedPostgresError, UnusableDatabase) as fault:
         print(f"rejoinder: {fault}", file=sys.stderr)
         return 1
-    except ApiError as fault:
-        # The store's one error that can come before a client: its text is a client's, who cannot look at a setting.
-        print(f"rejoinder: {fault} Is --database-url right, and its Postgres running?", file=sys.stderr)
+    except ApiError:
+        # The store's one error that can come before a client: its own text tells a client what became of a turn.
+        said = "the database cannot be reached. Is --database-url right, and its Postgres running?"
+        print(f"rejoinder: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -3,13 +3,41 @@
 What lives here quotes no value in an error, for it may be a secret put in the wrong place.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
+
+import msgspec
 
 
 class ConfigError(Exception):
     """A setting that cannot be used. The text is one line, names the setting as it was spelled and never a secret."""
+
+
+def unusable(spelled: str, error: msgspec.ValidationError, kind: Any) -> ConfigError:
+    """What msgspec says of a value of this type, or struct: the member at fault by its own name, no value quoted."""
+    reason, _, place = str(error).partition(" - at `$")
+    place = place.removesuffix("`")
+    name = re.match(r"\.(\w+)", place)
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if name else {}
+    choices = _choices(fields.get(name[1]) if name else kind)
+    if choices and reason.startswith("Invalid enum value"):
+        reason = f"Expected one of {', '.join(choices)}"
+    return ConfigError(f"{spelled}{place} cannot be used: {reason}")
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(choice for part in get_args(kind) for choice in _choices(part))
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The real name that this one may be a slip of; None where a guess would only puzzle."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def base_url(spelled: str, value: str) -> str:

@@ -6,19 +6,27 @@ A name that is not one of them is an error everywhere, for a misspelt setting is
 No value is ever quoted in an error: it may be a secret put in the wrong place.
 """
 
-import difflib
 import math
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
 
-from server.config.checks import ConfigError, api_key, base_url, check_address, has_gaps, held
+from server.config.checks import (
+    ConfigError,
+    api_key,
+    base_url,
+    check_address,
+    closest,
+    has_gaps,
+    held,
+    unusable,
+)
 from server.config.upstreams import Defaults, UpstreamSettings, short_form, upstreams_of
 from server.protocol.budget import Budget
 from server.telemetry import scrubbed_urls
@@ -234,8 +242,11 @@ def _named(layer: _Layer) -> dict[str, tuple[str, _Layer]]:
     for source in layer.values:
         if source not in _NAMES:
             known = _NAMES if layer.typed else (*_NAMES, "config")
-            closest = difflib.get_close_matches(source, known, n=1, cutoff=0)[0]
-            raise ConfigError(f"{layer.spelled(source)} is not a setting; the closest is {layer.spelled(closest)}")
+            if source == "upstreams":
+                raise ConfigError(f"{layer.spelled(source)} is not read; [[upstreams]] are tables of the TOML file")
+            real = closest(source, known)
+            hint = f"; the closest is {layer.spelled(real)}" if real else ""
+            raise ConfigError(f"{layer.spelled(source)} is not a setting{hint}")
         name = source if source in _TYPES else source.removesuffix("_file")
         if name in named:
             raise ConfigError(f"{layer.spelled(name)} and {layer.spelled(f'{name}_file')} are both given; give one")
@@ -253,9 +264,7 @@ def _value(name: str, source: str, layer: _Layer) -> object:
     try:
         converted: object = msgspec.convert(value, _TYPES[name], strict=layer.typed, dec_hook=_path)
     except msgspec.ValidationError as error:
-        choices = get_args(_TYPES[name]) if get_origin(_TYPES[name]) is Literal else ()
-        reason = f"Expected one of {', '.join(choices)}" if choices else str(error)
-        raise ConfigError(f"{spelled} cannot be used: {reason}") from None
+        raise unusable(spelled, error, _TYPES[name]) from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{spelled} cannot be used: Expected a finite `float`")
     return _CHECKS[name](spelled, converted) if name in _CHECKS else converted

@@ -3,14 +3,13 @@
 What lives here judges entry by entry and names the member at fault as it stands in the file: `upstreams[0].urls`.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from server.config.checks import ConfigError, api_key, base_url, held
+from server.config.checks import ConfigError, api_key, base_url, closest, held, unusable
 from server.protocol.budget import Budget
 from server.protocol.profile import PRESETS, STRICT, STRICT_CHAT, VLLM, Profile
 from server.telemetry import scrubbed_urls
@@ -127,7 +126,7 @@ def _entry(spelled: str, table: object) -> _Entry:
     try:
         return msgspec.convert(table, _Entry)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{spelled} cannot be used: {error}") from None
+        raise unusable(spelled, error, _Entry) from None
 
 
 def _profile(spelled: str, entry: _Entry, encrypted_only: EncryptedOnly) -> Profile:
@@ -148,7 +147,7 @@ def _profile(spelled: str, entry: _Entry, encrypted_only: EncryptedOnly) -> Prof
         members = msgspec.to_builtins(preset) | {"encrypted_only": encrypted_only} | overrides
         return msgspec.convert(members, Profile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{spelled} cannot be used: {error}") from None
+        raise unusable(spelled, error, Profile) from None
 
 
 def _budget(spelled: str, entry: _Entry, default: Budget) -> Budget:
@@ -176,8 +175,9 @@ def _key(spelled: str, entry: _Entry, environment: Mapping[str, str]) -> str | N
 def _refuse_unknown(spelled: str, table: Mapping[str, object], known: Iterable[str]) -> None:
     for name in table:
         if name not in known:
-            closest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-            raise ConfigError(f"{spelled} has no member of this name: {name}; the closest is {closest}")
+            real = closest(name, known)
+            hint = f"the closest is {real}" if real else f"it has {', '.join(known)}"
+            raise ConfigError(f"{spelled} has no member of this name: {name}; {hint}")
 
 
 def _refuse_repeated(what: str, values: Iterable[str]) -> None:

@@ -237,7 +237,8 @@ class Turns:
         except Exception as error:
             failure = self._told(error, turn)
             if not run.has_begun:
-                raise failure from None
+                # What caused it is told in the log, by its type.
+                raise failure from failure.__cause__
             self._warn("stream_broken", turn, failure)
             assembler.end(failure.message)
         run.close()

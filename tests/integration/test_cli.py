@@ -105,6 +105,7 @@ def test_a_database_that_cannot_be_reached_is_told_without_its_password(command:
     line = complaint(rejoinder(*command, REJOINDER_DATABASE_URL=f"postgresql://ada:{SECRET}@{NOBODY}/db"))
 
     assert "--database-url" in line
+    assert "stored" not in line
     assert SECRET not in line
 
 

@@ -238,3 +238,13 @@ async def test_edits_that_are_refused(library_log: pytest.LogCaptureFixture, app
         ("conversation_deleted", None, 404, None),
         ("conversation_deleted", f"conv_{'0' * 48}", 404, None),
     ]
+
+
+@both_modes
+async def test_what_kept_a_turn_from_its_model_server_is_told_by_its_type(
+    library_log: pytest.LogCaptureFixture, application: Application, stream: bool
+) -> None:
+    application.mock.replies = [Reply(close=True)]
+    assert (await application.post({"model": "m", "input": "x", "stream": stream})).status_code == 502
+    _, refused = _check(application, library_log)
+    assert (refused["event"], refused["cause"]) == ("turn_refused", "RemoteProtocolError")

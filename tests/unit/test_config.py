@@ -102,6 +102,16 @@ def test_a_misspelt_key_of_the_file_is_told_with_the_closest_real_one(tmp_path: 
     assert text == "keepalive_interval_s is not a setting; the closest is keep_alive_interval_s"
 
 
+def test_a_name_like_no_other_is_told_without_a_guess(tmp_path: Path) -> None:
+    assert refusal({}, toml(tmp_path, "bogus = 3\n")) == "bogus is not a setting"
+
+
+def test_upstreams_in_a_variable_are_told_where_they_belong() -> None:
+    text = refusal({}, {"REJOINDER_UPSTREAMS": "http://h/v1"})
+
+    assert text == "REJOINDER_UPSTREAMS is not read; [[upstreams]] are tables of the TOML file"
+
+
 def test_a_misspelt_name_in_the_file_is_told_even_if_options_say_all(tmp_path: Path) -> None:
     assert refusal({"port": "1"}, toml(tmp_path, "prot = 3\n")).startswith("prot is not a setting")
 
@@ -146,7 +156,7 @@ def test_a_value_that_cannot_be_used_names_the_setting_and_not_the_value(name: s
 
 def test_the_file_has_types_of_its_own(tmp_path: Path) -> None:
     assert load({}, toml(tmp_path, "connect_timeout_s = 2\nno_migrate = true\n")).connect_timeout_s == 2
-    assert refusal({}, toml(tmp_path, 'port = "80"\n')).startswith("port cannot be used")
+    assert refusal({}, toml(tmp_path, 'port = "80"\n')) == "port cannot be used: Expected `int`, got `str`"
     assert refusal({}, toml(tmp_path, "pool_size = true\n")).startswith("pool_size cannot be used")
     assert refusal({}, toml(tmp_path, "[upstream]\nurl = 1\n")).startswith("upstream cannot be used")
 

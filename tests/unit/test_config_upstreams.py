@@ -92,7 +92,19 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
     [
         (entry(), "upstreams[0] serves nothing: give it models, or default = true"),
         (entry("default = true", "urls2 = []"), "upstreams[0] has no member of this name: urls2; the closest is urls"),
-        (entry("default = 1"), "upstreams[0] cannot be used: Expected `bool`, got `int` - at `$.default`"),
+        (entry("default = 1"), "upstreams[0].default cannot be used: Expected `bool`, got `int`"),
+        (
+            entry("default = true", 'think_tags = "cut"'),
+            "upstreams[0].think_tags cannot be used: Expected one of keep, split",
+        ),
+        (
+            entry("default = true", 'dialect = "cat"'),
+            "upstreams[0].dialect cannot be used: Expected one of responses, chat",
+        ),
+        (
+            entry("default = true", "budget = {foo = 1}"),
+            "upstreams[0].budget has no member of this name: foo; it has output_tokens, output_tokens_max, total_",
+        ),
         ('[[upstreams]]\nname = "a"\nurls = []\ndefault = true', "upstreams[0].urls must name at least one URL"),
         ('[[upstreams]]\nname = "a"\nurls = ["h"]\ndefault = true', "upstreams[0].urls[0] must be a URL like"),
         ('[[upstreams]]\nname = ""\nurls = ["http://h"]\ndefault = true', "upstreams[0].name must be printable"),
@@ -108,7 +120,7 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
         ),
         (
             entry("default = true", 'profile = {preset = "vllm", reasoning = "all"}'),
-            "upstreams[0].profile cannot be used: Invalid enum value 'all' - at `$.reasoning`",
+            "upstreams[0].profile.reasoning cannot be used: Expected one of plaintext, opaque, none",
         ),
         (entry("default = true", 'api_key = "SECRET x"'), "upstreams[0].api_key must be ASCII text without spaces"),
         (entry("default = true", 'api_key = "k"', 'api_key_env = "E"'), "upstreams[0].api_key and upstreams[0].api_k"),

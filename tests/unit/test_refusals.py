@@ -93,6 +93,11 @@ def test_a_404_about_the_model_is_the_callers_to_mend() -> None:
     assert refused(404, {"detail": "Not Found"}).code == "upstream_misconfigured"
 
 
+def test_a_404_about_the_route_names_what_may_be_set_up_wrongly() -> None:
+    said = refused(404, {"detail": "Not Found"}).message
+    assert all(name in said for name in ("URL", "dialect", "API key"))
+
+
 def test_fastapis_list_becomes_a_sentence_with_the_param() -> None:
     error = refused(422, {"detail": [{"loc": ["body", "input", 0, "content"], "msg": "secret text", "type": "x"}]})
     assert (error.status, error.param) == (422, "input")
