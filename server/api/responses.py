@@ -20,6 +20,8 @@ from server.protocol.explained import explained
 from server.protocol.shown import shown
 from server.store.responses import Responses
 
+CREATE_PATH = "/v1/responses"
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),

@@ -18,7 +18,8 @@ async def test_logs_and_errors_hold_no_text_and_no_key(
     database_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """B139"""
-    async with playing("B139", database_url) as case:
+    # Without a cache, so that the history is read.
+    async with playing("B139", database_url, history_cache_bytes=0) as case:
         await case.play()
         async with connected(database_url) as connection:
             await connection.execute("alter table items rename column body to gone")

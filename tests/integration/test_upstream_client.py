@@ -50,7 +50,7 @@ async def answering(reply: bytes) -> AsyncIterator[tuple[UpstreamClient, list[by
 )
 async def test_what_speaks_no_http_is_a_broken_upstream(reply: bytes) -> None:
     async with answering(reply) as (client, _):
-        for call in (client.create("/responses", b"{}", "m"), client.models()):
+        for call in (client.create("/responses", [b"{}"], "m"), client.models()):
             with pytest.raises(ApiError) as refused:
                 await call
             assert (refused.value.status, refused.value.type) == (502, "server_error")
@@ -71,5 +71,5 @@ async def test_a_request_without_a_body_has_none() -> None:
 async def test_too_long_a_reply_is_not_kept() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n" + b"x" * 1_001) as (client, _):
         with pytest.raises(ApiError) as refused:
-            await client.create("/responses", b"{}", "m")
+            await client.create("/responses", [b"{}"], "m")
     assert refused.value.status == 502

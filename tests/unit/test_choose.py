@@ -78,8 +78,8 @@ def test_a_model_that_nobody_serves_is_refused() -> None:
 async def test_a_chain_keeps_to_one_replica_and_chains_spread() -> None:
     clients = [Client(name) for name in "abc"]
     equal = upstream(*clients)
-    first = [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
-    assert first == [await equal.create(b"", "m", f"resp_{number}") for number in range(90)]
+    first = [await equal.create([], "m", f"resp_{number}") for number in range(90)]
+    assert first == [await equal.create([], "m", f"resp_{number}") for number in range(90)]
     assert min(Counter(first).values()) > 10
 
 
@@ -97,17 +97,17 @@ async def test_a_dead_replica_is_passed_over_and_only_its_chains_move() -> None:
     now_s = [0.0]
     equal = upstream(*clients, now_s=lambda: now_s[0])
     chains = [f"resp_{number}" for number in range(60)]
-    before = {chain: await equal.create(b"", "m", chain) for chain in chains}
+    before = {chain: await equal.create([], "m", chain) for chain in chains}
     clients[0].is_down = True
     clients[0].tried = 0
     for chain in chains:
-        served = await equal.create(b"", "m", chain)
+        served = await equal.create([], "m", chain)
         assert served == before[chain] if before[chain] != b"a" else served in (b"b", b"c")
     # Once it was found dead nobody waits for it again, for a while.
     assert clients[0].tried == 1
     now_s[0] = DEAD_S
     clients[0].is_down = False
-    assert {chain: await equal.create(b"", "m", chain) for chain in chains} == before
+    assert {chain: await equal.create([], "m", chain) for chain in chains} == before
 
 
 async def test_when_all_are_dead_that_is_said() -> None:
@@ -115,7 +115,7 @@ async def test_when_all_are_dead_that_is_said() -> None:
     for client in clients:
         client.is_down = True
     with pytest.raises(ApiError) as refused:
-        await upstream(*clients).create(b"", "m", "resp_1")
+        await upstream(*clients).create([], "m", "resp_1")
     assert (refused.value.status, [client.tried for client in clients]) == (503, [1, 1])
 
 
@@ -126,7 +126,7 @@ def busy(status: int = 503, after: str | None = "0") -> ApiError:
 async def test_an_upstream_that_asks_to_wait_a_moment_is_asked_again() -> None:
     client = Client("a")
     client.refusals = [busy(), busy()]
-    assert await upstream(client, retries_max=2).create(b"", "m", "resp_1") == b"a"
+    assert await upstream(client, retries_max=2).create([], "m", "resp_1") == b"a"
     assert client.tried == 3
 
 
@@ -134,7 +134,7 @@ async def test_another_replica_is_asked_first() -> None:
     clients = [Client("a"), Client("b")]
     for client in clients:
         client.refusals = [busy()]
-    await upstream(*clients, retries_max=1).create(b"", "m", "resp_1")
+    await upstream(*clients, retries_max=1).create([], "m", "resp_1")
     assert sorted(client.tried for client in clients) == [1, 2]
 
 
@@ -146,7 +146,7 @@ async def test_what_may_have_begun_or_is_no_moment_is_told_at_once(refusal: ApiE
     client = Client("a")
     client.refusals = [refusal]
     with pytest.raises(ApiError) as refused:
-        await upstream(client, retries_max=2).create(b"", "m", "resp_1")
+        await upstream(client, retries_max=2).create([], "m", "resp_1")
     assert (refused.value, client.tried) == (refusal, 1)
 
 
@@ -154,5 +154,5 @@ async def test_retries_have_an_end() -> None:
     client = Client("a")
     client.is_down = True
     with pytest.raises(ApiError) as refused:
-        await upstream(client, retries_max=2).create(b"", "m", "resp_1")
+        await upstream(client, retries_max=2).create([], "m", "resp_1")
     assert (refused.value.status, client.tried) == (503, 3)
