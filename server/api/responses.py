@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 
 from litestar import Response, delete, post
 from litestar.datastructures import State
@@ -10,6 +11,7 @@ from litestar.types import Receive, Scope, Send
 from server import errors
 from server.api import wire
 from server.api.wire import TENANT_ID, AnyRequest
+from server.engine.begun import begun
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Prepared
 from server.engine.run import Run
@@ -153,9 +155,16 @@ class _Reply:
         while chunk := await run.read():
             if not self._has_started:
                 await self._start(200, _STREAM_HEADERS)
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+                run.send_by = self._send_at_once
+            await self._send_piece(chunk)
         if self._has_started and run.is_followed:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _send_at_once(self, chunk: bytes) -> Awaitable[None] | None:
+        return begun(self._send_piece(chunk))
+
+    async def _send_piece(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error; where the answer has begun, leave it unfinished, so that it is seen to be cut."""

@@ -5,7 +5,7 @@ What lives here moves bytes and knows nothing of what they say.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +17,8 @@ class Run:
 
     The task that makes the turn never waits for the client: what the client has not read yet is kept, and a client that
     leaves more than `stream_bytes_max` of a stream unread is let go of, which `on_let_go` is told. `on_leave` is told
-    when the client is gone before the end, for whatever reason, and nobody else has joined.
+    when the client is gone before the end, for whatever reason, and nobody else has joined. Who reads may say how to
+    send by `send_by`; what then comes while all before it is sent, is sent by who makes it.
     """
 
     def __init__(self, *, is_stream: bool, on_leave: Callable[["Run"], None], stream_bytes_max: int) -> None:
@@ -34,6 +35,9 @@ class Run:
         self._has_ended = False
         self._error: ApiError | None = None
         self._news = asyncio.Event()
+        self._is_awaited = False
+        self.send_by: Callable[[bytes], Awaitable[None] | None] | None = None
+        self._sending: Awaitable[None] | None = None
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._cancelling: asyncio.TimerHandle | None = None
@@ -86,7 +90,14 @@ class Run:
         if self._joined:
             for other in tuple(self._joined):
                 other.send(chunk)
-        if not self.is_followed:
+        if self.is_followed:
+            self._hand_over(chunk)
+
+    def _hand_over(self, chunk: bytes) -> None:
+        if self.send_by is not None and self._is_awaited and self._sending is None and not self._unread:
+            self._sending = self.send_by(chunk)
+            if self._sending is not None:
+                self._news.set()
             return
         self._unread.append(chunk)
         self._unread_bytes += len(chunk)
@@ -166,7 +177,12 @@ class Run:
         """Wait for the first bytes. False where none came: the turn was refused, or its client has left."""
         while not self._unread and not self._has_ended and self.is_followed:
             self._news.clear()
+            self._is_awaited = True
             await self._news.wait()
+            self._is_awaited = False
+            while self._sending is not None:
+                sending, self._sending = self._sending, None
+                await sending
         return bool(self._unread)
 
     async def read(self) -> bytes:

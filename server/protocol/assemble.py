@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 import msgspec
 
 from server.protocol import events, raw, response, sse, usage
+from server.protocol.deltas import goes_on, joined_halves
 from server.protocol.dialect import Reader
 from server.protocol.events import StreamEvent
 from server.protocol.items import Item
@@ -56,6 +57,8 @@ class Assembler:
         self._sequence_number = 0
         self._opening = [events.CREATED, events.IN_PROGRESS]
         self._started: bytes | None = None
+        # The delta that came last, where nothing in it had to be looked at but its place.
+        self._flow: tuple[StreamEvent, OutputItem] | None = None
         # What an upstream has told of its usage before it told the end.
         self._costs: raw.Object | None = None
 
@@ -154,7 +157,12 @@ class Assembler:
             self.end()
             return
         try:
-            self._dispatch(events.read(frame))
+            event = events.read(frame)
+            if self._flow is not None and goes_on(self._flow[0], event):
+                self._pass(event, {}, self._flow[1])
+            else:
+                self._flow = None
+                self._dispatch(event)
         except raw.Malformed:
             self.fail("The model server sent an event that is not JSON.")
 
@@ -234,7 +242,9 @@ class Assembler:
             if part != event.content_index:
                 changes["content_index"] = raw.literal(part)
         if item.half_characters or b"\\u" in event.data:
-            changes |= _joined_halves(event, item)
+            changes |= joined_halves(event, item)
+        if not (changes or item.half_characters) and event.type.endswith(".delta"):
+            self._flow = event, item
         self._pass(event, changes, item)
 
     def _take_of_no_item(self, event: StreamEvent) -> None:
@@ -382,16 +392,3 @@ def _ended_response(body: bytes) -> tuple[raw.Object, str, list[raw.Object]]:
     if output is None or status not in events.TERMINAL_OF_STATUS:
         raise raw.Malformed("it is not a response that has ended")
     return upstream, status, [raw.Object(element) for element in raw.elements(output)]
-
-
-def _joined_halves(event: StreamEvent, item: OutputItem) -> dict[str, bytes]:
-    """A delta that neither begins nor ends within a character: a first half waits for the second (inspect_ai#3802)."""
-    delta = events.opened(event).get("delta") if event.type.endswith(".delta") else None
-    if delta is None or not delta.startswith(b'"'):
-        return {}
-    text = (event.type, event.content_index)
-    first_half = item.half_characters.pop(text, b"")
-    whole, half = raw.split_high_surrogate(raw.joined([b'"' + first_half + b'"', delta]))
-    if half:
-        item.half_characters[text] = half
-    return {} if whole == delta else {"delta": whole}

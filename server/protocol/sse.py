@@ -56,17 +56,19 @@ class Decoder:
         self._unfinished += text
         end = self._unfinished.rfind(b"\n\n", first_unseen)
         if end < 0:
-            self._check_size(self._unfinished, [])
+            self._check_size([])
             return []
         blocks = bytes(self._unfinished[:end]).split(b"\n\n")
         del self._unfinished[: end + 2]
         events: list[Event] = []
         for block in blocks:
-            self._check_size(block, events)
+            if len(block) > self._event_bytes_max:
+                self._check_size(events, block)
             event = _parsed(block)
             if event is not None:
                 events.append(event)
-        self._check_size(self._unfinished, events)
+        if self._unfinished:
+            self._check_size(events)
         return events
 
     def _without_byte_order_mark(self, chunk: bytes) -> bytes:
@@ -88,7 +90,8 @@ class Decoder:
         self._after_carriage_return = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _check_size(self, text: bytes | bytearray, events_before: list[Event]) -> None:
+    def _check_size(self, events_before: list[Event], block: bytes | None = None) -> None:
+        text = self._unfinished if block is None else block
         # Empty lines around an event are not counted: where they fall depends on the borders of the chunks.
         if len(text) > self._event_bytes_max and len(text.strip(b"\n")) > self._event_bytes_max:
             raise EventTooLarge(self._event_bytes_max, events_before)
