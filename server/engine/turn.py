@@ -180,22 +180,38 @@ class Turns:
             run.end()
 
     async def _answer(self, turn: Turn, run: Run) -> None:
+        made: Outcome | None = None
+        failure: ApiError | None = None
         try:
-            outcome = await self._answered(turn, turn.upstream_body, turn.taken_ids)
-            while body := turn.rounds.next_body(outcome):
-                taken_ids = turn.taken_ids | {item.public_id for item in outcome.items}
-                outcome = joined(outcome, await self._answered(turn, body, taken_ids))
+            made = await self._answered(turn, turn.upstream_body, turn.taken_ids)
+            while body := turn.rounds.next_body(made):
+                taken_ids = turn.taken_ids | {item.public_id for item in made.items}
+                made = joined(made, await self._answered(turn, body, taken_ids))
+            if (reason := turn.rounds.reason_to_fail(made)) is not None:
+                failure = errors.no_output(reason)
         except asyncio.CancelledError:
-            if failure := self._reason_to_fail(turn, run):
-                raise failure from None
-            outcome = Outcome(status="cancelled", body=turn.response.ended(None, "cancelled", None), items=[])
+            failure = self._reason_to_fail(turn, run)
+            if failure is None:
+                body_so_far = turn.response.ended(made.body if made else None, "cancelled", None)
+                made = Outcome(status="cancelled", body=body_so_far, items=made.items if made else [])
+        except Exception as error:
+            failure = self._told(error, turn)
         run.close()
-        if (reason := turn.rounds.reason_to_fail(outcome)) is not None:
-            failed = turn.response.ended(outcome.body, "failed", {"code": "server_error", "message": reason})
-            await self._store(turn, Outcome(status="failed", body=failed, items=outcome.items))
-            raise errors.no_output(reason)
-        await self._store(turn, outcome)
-        run.send(outcome.shown())
+        if failure is not None:
+            await self._keep_failed(turn, made, failure)
+            raise failure
+        assert made is not None
+        await self._store(turn, made)
+        run.send(made.shown())
+
+    async def _keep_failed(self, turn: Turn, made: Outcome | None, failure: ApiError) -> None:
+        """Store what was made before a turn failed that is not streamed: it was paid for. Of nothing is no row."""
+        if made is None:
+            return
+        told = {"code": failure.code or "server_error", "message": failure.message}
+        failed = turn.response.ended(made.body, "failed", told)
+        await self._store(turn, Outcome(status="failed", body=failed, items=made.items))
+        failure.is_stored = True
 
     async def _answered(self, turn: Turn, body: bytes, taken_ids: set[str]) -> Outcome:
         """One round of a turn that is not streamed."""
@@ -217,14 +233,14 @@ class Turns:
                 await self._read(turn, run, assembler, body)
         except asyncio.CancelledError:
             if failure := self._reason_to_fail(turn, run):
-                assembler.end(failure.message)
+                assembler.end(failure.message, failure.code)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
             if not run.has_begun:
                 raise failure from None
             self._warn("stream_broken", turn, failure)
-            assembler.end(failure.message)
+            assembler.end(failure.message, failure.code)
         if not run.has_begun and assembler.outcome is None:
             raise errors.upstream_broken("its stream ended before it began.")
         assembler.end()
