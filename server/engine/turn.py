@@ -119,6 +119,11 @@ class Turns:
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
+    async def ended(self) -> None:
+        """Wait until no turn is in flight, also none that goes on without its client."""
+        while self._runs:
+            await asyncio.wait(self._runs)
+
     async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
         prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
         if self._is_stopping:
