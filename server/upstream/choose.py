@@ -162,8 +162,10 @@ class Upstream:
 def _wait_s(error: ApiError) -> int | None:
     """How long an upstream that is busy asks to wait, None where it does not, or too long."""
     after = error.retry_after
-    is_moment = error.status == 503 and after is not None and after.isdigit() and int(after) <= RETRY_AFTER_MAX_S
-    return int(after) if after is not None and is_moment else None
+    # A digit of another script, or a raised one, is no number to HTTP.
+    if error.status != 503 or after is None or not (after.isascii() and after.isdigit()):
+        return None
+    return int(after) if int(after) <= RETRY_AFTER_MAX_S else None
 
 
 class Upstreams:

@@ -124,7 +124,16 @@ async def test_another_replica_is_asked_first() -> None:
 
 @pytest.mark.parametrize(
     "refusal",
-    [busy(503, None), busy(503, "60"), busy(503, "soon"), busy(429, "0"), busy(400), errors.upstream_broken("x")],
+    [
+        busy(503, None),
+        busy(503, "60"),
+        busy(503, "soon"),
+        busy(503, "\u00b2"),
+        busy(503, "\u0661"),
+        busy(429, "0"),
+        busy(400),
+        errors.upstream_broken("x"),
+    ],
 )
 async def test_what_may_have_begun_or_is_no_moment_is_told_at_once(refusal: ApiError) -> None:
     client = Client("a")
