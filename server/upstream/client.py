@@ -92,7 +92,9 @@ class UpstreamClient:
             self._send("POST", path, body, model, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
-            yield Reply(response.headers.get("content-type", "").startswith("application/json"), chunks)
+            # Its name is written in any case (RFC 9110, 8.3.1).
+            media_type = response.headers.get("content-type", "").lower()
+            yield Reply(media_type.startswith("application/json"), chunks)
             await _read_last_bytes(chunks)
 
     async def models(self) -> bytes:
