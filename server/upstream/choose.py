@@ -135,7 +135,8 @@ class Upstream:
                     return await attempt(client)
                 except UpstreamUnreachable as error:
                     self._dead_until_s[client] = self._now_s() + DEAD_S
-                    refused = error
+                    # Who is busy knows when to come back.
+                    refused = refused or error
                 except ApiError as error:
                     if _wait_s(error) is None:
                         raise

@@ -114,6 +114,17 @@ async def test_an_upstream_that_asks_to_wait_a_moment_is_asked_again() -> None:
     assert client.tried == 3
 
 
+@pytest.mark.parametrize("dead", ["a", "b"])
+async def test_of_a_dead_replica_and_a_busy_one_the_busy_ones_answer_is_told(dead: str) -> None:
+    clients = [Client("a"), Client("b")]
+    for client in clients:
+        client.is_down = client.base_url == dead
+        client.refusals = [] if client.is_down else [busy(after="1")]
+    with pytest.raises(ApiError) as refused:
+        await upstream(*clients).create(b"", "m", "resp_1")
+    assert (refused.value.message, refused.value.retry_after) == ("busy", "1")
+
+
 async def test_another_replica_is_asked_first() -> None:
     clients = [Client("a"), Client("b")]
     for client in clients:
