@@ -109,6 +109,9 @@ class UpstreamClient:
             self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
+            if response.status_code >= 600:
+                # None of HTTP's (RFC 9110, 15), which can't be handed on.
+                raise errors.upstream_broken(f"it answered {response.status_code}.")
             yield Passed(response.status_code, response.headers.get("content-type", ""), chunks)
 
     @contextlib.asynccontextmanager
