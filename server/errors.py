@@ -28,6 +28,9 @@ class ApiError(Exception):
     `should_retry` is false.
     """
 
+    is_stored = False
+    """Whether the turn is stored as failed all the same, though its client is told to try again."""
+
     def __init__(
         self,
         status: int,
@@ -57,10 +60,6 @@ class UpstreamUnreachable(ApiError):
 
 class LeaseLost(ApiError):
     """A turn may not add to its conversation any more, though it may still be stored."""
-
-
-class NoOutput(ApiError):
-    """A turn that showed nothing: it is stored as failed, and its client is to try again."""
 
 
 class StoreUnavailable(ApiError):
@@ -344,8 +343,8 @@ def turn_too_slow(limit_s: float) -> ApiError:
     return ApiError(504, f"The turn took longer than {limit_s:g} seconds.", type="server_error")
 
 
-def no_output(reason: str) -> NoOutput:
-    return NoOutput(502, reason, type="server_error")
+def no_output(reason: str) -> ApiError:
+    return ApiError(502, reason, type="server_error")
 
 
 def stopping() -> ApiError:

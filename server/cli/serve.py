@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     with web.listen(config.host, config.port) as listener:
         app = create(config, telemetry)
 
-        async def end_turns() -> None:
+        async def ended() -> None:
+            await app.state.turns.ended()
+
+        async def end() -> None:
             await app.state.turns.close()
 
         web.run(
@@ -48,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             listener,
             lambda: _announce(config, web.url_of(listener), telemetry),
             web.lifespan(app),
-            end_turns,
+            web.Work(ended, end),
             drain_max_s=config.drain_max_s,
         )
     telemetry.info("stopped")

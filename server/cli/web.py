@@ -6,7 +6,7 @@ import errno
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import httptools
 import uvicorn
@@ -26,6 +26,13 @@ ENDING_S = 5
 # Longer than the minute for which load balancers keep idle connections: who closes first must not be us, or a
 # request that is on its way is lost.
 KEEP_ALIVE_S = 75
+
+
+class Work(NamedTuple):
+    """What requests have begun, and what may go on without them: `ended` waits for its end, `end` ends all of it."""
+
+    ended: Callable[[], Awaitable[None]]
+    end: Callable[[], Awaitable[None]]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -86,13 +93,14 @@ def run(
     listener: socket.socket,
     announce: Callable[[], None],
     opened: contextlib.AbstractAsyncContextManager[None] | None = None,
-    end_requests: Callable[[], Awaitable[None]] | None = None,
+    work: Work | None = None,
     *,
     drain_max_s: float = GRACE_S,
 ) -> None:
     """Serve the application, within `opened`, until SIGINT or SIGTERM.
 
-    Then requests have `drain_max_s` to end by themselves, before `end_requests` ends those that are still open.
+    Then requests, and `work` that goes on without them, have `drain_max_s` to end by themselves, before what is left of
+    it is ended.
     `announce` is called once requests are answered. Raises what `opened` raises.
     """
     config = uvicorn.Config(
@@ -111,7 +119,7 @@ def run(
     )
     # Once all is closed uvicorn raises the signal that ended it again.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, opened or contextlib.nullcontext(), announce, end_requests, drain_max_s).run(sockets=[listener])
+        _Server(config, opened or contextlib.nullcontext(), announce, work, drain_max_s).run(sockets=[listener])
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -162,11 +170,11 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         opened: contextlib.AbstractAsyncContextManager[None],
         announce: Callable[[], None],
-        end_requests: Callable[[], Awaitable[None]] | None,
+        work: Work | None,
         drain_max_s: float,
     ) -> None:
         super().__init__(config)
-        self._end_requests = end_requests
+        self._work = work
         self._drain_max_s = drain_max_s
         self._opened = opened
         self._announce = announce
@@ -182,10 +190,15 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_late_requests())
         await super().shutdown(sockets)
+        # Who sends a second signal does not want to wait.
+        if self._work is not None and not self.force_exit:
+            rest = asyncio.ensure_future(self._work.ended())
+            await asyncio.wait([ending, rest], return_when=asyncio.FIRST_COMPLETED)
+            rest.cancel()
         ending.cancel()
         await self._closing.aclose()
 
     async def _end_late_requests(self) -> None:
         await asyncio.sleep(self._drain_max_s)
-        if self._end_requests is not None:
-            await self._end_requests()
+        if self._work is not None:
+            await self._work.end()

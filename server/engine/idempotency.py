@@ -92,8 +92,9 @@ class Idempotency:
         return run
 
     async def _free_at_end(self, run: Run, claim: Claim[KeyClaim]) -> None:
-        if isinstance(await run.ended(), errors.NoOutput):
-            # It is stored, but its client was told to try again.
+        error = await run.ended()
+        if error is not None and error.is_stored:
+            # Its client was told to try again, and must not be told the same failure.
             with contextlib.suppress(ApiError):
                 await self._keys.forget(claim.lease)
         # A key whose response is stored keeps it.

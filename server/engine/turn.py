@@ -118,6 +118,11 @@ class Turns:
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
 
+    async def ended(self) -> None:
+        """Wait until no turn is in flight, also none that goes on without its client."""
+        while self._runs:
+            await asyncio.wait(self._runs)
+
     async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
         prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
         if self._is_stopping:
@@ -179,29 +184,37 @@ class Turns:
             run.end()
 
     async def _answer(self, turn: Turn, run: Run) -> None:
-        outcome: Outcome | None = None
+        made: Outcome | None = None
         failure: ApiError | None = None
         try:
-            outcome = await self._answered(turn, turn.upstream_body, None)
-            while body := turn.rounds.next_body(outcome):
-                outcome = await self._answered(turn, body, outcome)
+            made = await self._answered(turn, turn.upstream_body, None)
+            while body := turn.rounds.next_body(made):
+                made = await self._answered(turn, body, made)
+            if (reason := turn.rounds.reason_to_fail(made)) is not None:
+                failure = errors.no_output(reason)
         except asyncio.CancelledError:
             failure = self._reason_to_fail(turn, run)
             if failure is None:
-                outcome = _cut(turn, outcome, "cancelled", None)
+                body_so_far = turn.response.ended(made.body if made else None, "cancelled", None)
+                made = Outcome(status="cancelled", body=body_so_far, items=made.items if made else [])
         except Exception as error:
             failure = self._told(error, turn)
         run.close()
-        if failure is None and outcome is not None and (reason := turn.rounds.reason_to_fail(outcome)) is not None:
-            failure = errors.no_output(reason)
         if failure is not None:
-            if outcome is not None:
-                # What was made before was paid for, and is kept.
-                await self._store(turn, _cut(turn, outcome, "failed", failure))
+            await self._keep_failed(turn, made, failure)
             raise failure
-        assert outcome is not None
-        await self._store(turn, outcome)
-        run.send(outcome.shown())
+        assert made is not None
+        await self._store(turn, made)
+        run.send(made.shown())
+
+    async def _keep_failed(self, turn: Turn, made: Outcome | None, failure: ApiError) -> None:
+        """Store what was made before a turn failed that is not streamed: it was paid for. Of nothing is no row."""
+        if made is None:
+            return
+        told = {"code": failure.code or "server_error", "message": failure.message}
+        failed = turn.response.ended(made.body, "failed", told)
+        await self._store(turn, Outcome(status="failed", body=failed, items=made.items))
+        failure.is_stored = True
 
     async def _answered(self, turn: Turn, body: list[bytes], earlier: Outcome | None) -> Outcome:
         """One round of a turn that is not streamed, with what came before it."""
@@ -232,7 +245,7 @@ class Turns:
             if failure := self._reason_to_fail(turn, run):
                 if not run.has_begun:
                     raise failure from None
-                assembler.end(failure.message)
+                assembler.end(failure.message, failure.code)
             assembler.cancel()
         except Exception as error:
             failure = self._told(error, turn)
@@ -240,7 +253,7 @@ class Turns:
                 # What caused it is told in the log, by its type.
                 raise failure from failure.__cause__
             self._warn("stream_broken", turn, failure)
-            assembler.end(failure.message)
+            assembler.end(failure.message, failure.code)
         run.close()
         if assembler.outcome is not None and (reason := turn.rounds.reason_to_fail(assembler.outcome)) is not None:
             assembler.withdraw(reason)
@@ -349,13 +362,6 @@ class Turns:
         self._telemetry.warning(
             event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
         )
-
-
-def _cut(turn: Turn, outcome: Outcome | None, status: str, failure: ApiError | None) -> Outcome:
-    """A turn that ends as something else, with what it had made and cost by then."""
-    error = {"code": "server_error", "message": failure.message} if failure else None
-    body = turn.response.ended(outcome.body if outcome else None, status, error)
-    return Outcome(status=status, body=body, items=outcome.items if outcome else [])
 
 
 def _place(error: ApiError) -> str | None:

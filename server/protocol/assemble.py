@@ -95,11 +95,15 @@ class Assembler:
         self._finish(status, self._response.ended(upstream, status, None))
         return self._written()
 
-    def end(self, message: str = "The model server's stream ended before the response was finished.") -> None:
+    def end(
+        self,
+        message: str = "The model server's stream ended before the response was finished.",
+        code: str | None = None,
+    ) -> None:
         """The upstream's bytes have ended, or broken off; without a terminal event the turn has failed, as `message`
-        tells (contract vllm.md 0.5)."""
+        and `code` tell (contract vllm.md 0.5)."""
         self._end_reading()
-        self.fail(message)
+        self.fail(message, code or "server_error")
 
     def fail(self, message: str, code: str = "server_error") -> None:
         """End the turn as failed, with the items that were finished; a turn that has ended stays as it is."""

@@ -3,6 +3,8 @@
 What lives here reads and writes the column of that name. It is never shown, and never sent as such.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from server.protocol import raw
@@ -13,6 +15,12 @@ class Fidelity(msgspec.Struct, frozen=True):
 
     reasoning_field: str | None = None
     reasoning_details: bytes | None = None
+
+
+def holds_payload(detail: raw.Object | Mapping[str, bytes]) -> bool:
+    """Whether one of `reasoning_details` has in it what only its issuer can read."""
+    values = (detail.get(name) for name in ("signature", "data"))
+    return any(value is not None and value.startswith(b'"') and value != b'""' for value in values)
 
 
 def write(fidelity: Fidelity) -> bytes | None:

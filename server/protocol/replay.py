@@ -154,8 +154,12 @@ def _decide_reasoning(place: _Place) -> Decision:
         copy = _copy(place, {"content": raw.array([_reasoning_text(texts)])})
         return _sent(place, "kept", "reasoning_details", copy, details=details)
     is_sealed = _has_text(place.cut.get("encrypted_content"))
+    # Of details that hold no payload, such as a summary, nothing is kept from who reads plain text.
+    are_sealed = details is not None and any(
+        fidelity.holds_payload(raw.Object(detail)) for detail in raw.elements(details)
+    )
     takes_sealed = "encrypted_content" in place.profile.item_members["reasoning"] and _is_own(place)
-    if (is_sealed or details is not None) and not texts and not (is_sealed and takes_sealed):
+    if (is_sealed or are_sealed) and not texts and not (is_sealed and takes_sealed):
         return _refuse_or_omit(place)
     if place.profile.reasoning == "none":
         return _left_out(place, "reasoning_not_taken")

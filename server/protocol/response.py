@@ -189,14 +189,14 @@ def _full_reasoning(reasoning: raw.Object) -> bytes:
 
 
 def _full_usage(usage: bytes) -> bytes:
-    """With every count that the contract wants, and nothing but counts in the details.
+    """With every count that the contract wants as an integer, and nothing but counts in the details.
 
-    vLLM has lists of tokens per turn there, at which the JavaScript agents' client gives up a stream.
+    vLLM has lists of tokens per turn there, at which the JavaScript agents' client gives up a stream. What is no count,
+    such as a text or an integer that no client can read, is 0.
     """
     cut = raw.Object(usage)
-    full = {name: b"0" for name in _TOKENS if cut.get(name) is None}
-    if cut.get("total_tokens") is None:
-        full["total_tokens"] = raw.literal(sum(int(_integer(cut, name) or 0) for name in _TOKENS))
+    full = {name: _integer(cut, name) or b"0" for name in _TOKENS}
+    full["total_tokens"] = _integer(cut, "total_tokens") or raw.literal(sum(map(int, full.values())))
     for name, wanted in _TOKEN_DETAILS.items():
         details = raw.Object(_object(cut, name) or b"{}")
         counts = {key: value for key, value in details.members() if _is_number(value)}

@@ -137,7 +137,8 @@ class Upstream:
                     return await attempt(client)
                 except UpstreamUnreachable as error:
                     self._dead_until_s[client] = self._now_s() + DEAD_S
-                    refused = error
+                    # Who is busy knows when to come back.
+                    refused = refused or error
                 except ApiError as error:
                     if _wait_s(error) is None:
                         raise
@@ -164,8 +165,10 @@ class Upstream:
 def _wait_s(error: ApiError) -> int | None:
     """How long an upstream that is busy asks to wait, None where it does not, or too long."""
     after = error.retry_after
-    is_moment = error.status == 503 and after is not None and after.isdigit() and int(after) <= RETRY_AFTER_MAX_S
-    return int(after) if after is not None and is_moment else None
+    # A digit of another script, or a raised one, is no number to HTTP.
+    if error.status != 503 or after is None or not (after.isascii() and after.isdigit()):
+        return None
+    return int(after) if int(after) <= RETRY_AFTER_MAX_S else None
 
 
 class Upstreams:

@@ -94,7 +94,9 @@ class UpstreamClient:
             self._send("POST", path, body, model, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
-            yield Reply(response.headers.get("content-type", "").startswith("application/json"), chunks)
+            # Its name is written in any case (RFC 9110, 8.3.1).
+            media_type = response.headers.get("content-type", "").lower()
+            yield Reply(media_type.startswith("application/json"), chunks)
             await _read_last_bytes(chunks)
 
     async def models(self) -> bytes:
@@ -109,6 +111,9 @@ class UpstreamClient:
             self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
             contextlib.aclosing(self._chunks(response)) as chunks,
         ):
+            if response.status_code >= 600:
+                # None of HTTP's (RFC 9110, 15), which can't be handed on.
+                raise errors.upstream_broken(f"it answered {response.status_code}.")
             headers = {name: response.headers[name] for name in _HANDED_BACK if name in response.headers}
             yield Passed(response.status_code, headers, chunks)
 

@@ -138,6 +138,28 @@ def test_a_server_tells_where_it_serves_and_ends_cleanly_by_a_signal(migrated: P
     assert not (migrated / "data" / "pgdata" / "postmaster.pid").exists()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_without_its_client_has_the_time_to_end_that_others_have(folder: Path, stream: bool) -> None:
+    slow = {"delay_ms": 2000, "json": {"object": "response", "status": "completed", "output": []}}
+    (folder / "replies").write_text(json.dumps(slow))
+    log = folder / "serve.log"
+    with processes.mock(folder, "--script", str(folder / "replies"), "--record", str(folder / "record")) as upstream:
+        options = ["--port", "0", "--upstream", upstream, "--data-dir", folder / "data"]
+        with processes.running([REJOINDER, "serve", *options], folder, "serve") as process:
+            url = processes.awaited(process, lambda: processes.serving(log), log)["url"]
+            body = {"model": "m", "input": "a", "stream": stream}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/responses", json=body, timeout=0.5, trust_env=False)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(processes.END_MAX_S) == 0
+
+    assert [(line["event"], line.get("status")) for line in logged(log)][1:] == [
+        ("turn_began", None),
+        ("turn_ended", "completed"),
+        ("stopped", None),
+    ]
+
+
 def test_the_log_of_a_server_is_json_and_holds_no_input_at_any_level(migrated: Path) -> None:
     with processes.server(migrated, f"http://{NOBODY}/v1", "--log-level", "debug") as url:
         refused = httpx.post(f"{url}/v1/responses", json={"model": "m", "input": SECRET}, trust_env=False)

@@ -19,6 +19,7 @@ from tests.application import (
     running,
     stored_rows,
 )
+from tests.grammar import assert_grammar
 from tests.harness import captures, serving, until
 
 
@@ -156,6 +157,15 @@ async def test_a_refusal_of_the_list_of_models(emptied_database_url: str, refuse
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert (await application.http.get("/readyz")).json()["upstream"] == "unavailable"
+
+
+@pytest.mark.parametrize("media_type", ["Application/JSON", "APPLICATION/JSON; charset=utf-8"])
+async def test_a_media_type_is_written_in_any_case(application: Application, media_type: str) -> None:
+    text = json.dumps({"object": "response", "status": "completed", "output": [message("Hi.")]})
+    application.mock.replies = [Reply(text=text, headers={"content-type": media_type})]
+    answer = await application.post(_body(True))
+    assert answer.status_code == 200
+    assert assert_grammar(answer.content)[-1]["response"]["output"][0]["content"][0]["text"] == "Hi."
 
 
 # --- no answer at all

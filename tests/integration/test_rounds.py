@@ -1,5 +1,6 @@
 """Turns in which a model only thought: as they are, or gone on from where that was asked for; and turns of nothing."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from server.mock import Reply
 from tests.application import Application, both_modes, message, reasoning, reply, running, stored_rows
 from tests.grammar import assert_grammar, assert_openai_accepts
+from tests.harness import until
 
 USAGE = {
     "input_tokens": 10,
@@ -144,6 +146,48 @@ async def test_a_round_that_fails_fails_the_turn(emptied_database_url: str, stre
             assert (response["status"], told(response)) == ("failed", [("reasoning", "One.")])
         else:
             assert (status, response["error"]["type"]) == (502, "server_error")
+        rows = await stored_rows(emptied_database_url)
+        # What the first round cost was paid.
+        assert [(row["status"], row["output_tokens"]) for row in rows["usage"]] == [("failed", 5)]
+        assert [row["status"] for row in rows["responses"]] == ["failed"]
+
+
+@both_modes
+async def test_a_client_that_leaves_a_later_round_has_the_cost_of_the_first_recorded(
+    emptied_database_url: str, stream: bool
+) -> None:
+    replies = [thought("One.", stream), Reply(hang=True)]
+    table = tables(continue_reasoning_only=2)
+    async with running(emptied_database_url, replies, upstreams=table, on_disconnect="cancel") as application:
+        asking = asyncio.create_task(asked(application, stream))
+        await until(lambda: len(application.mock.posts) == 2)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: "turn_ended" in application.log)
+        rows = await stored_rows(emptied_database_url)
+    assert [(row["status"], row["output_tokens"]) for row in rows["usage"]] == [("cancelled", 5)]
+    assert [row["type"] for row in rows["items"] if row["is_output"]] == ["reasoning"]
+
+
+@both_modes
+async def test_a_context_that_a_later_round_made_too_long_is_named(emptied_database_url: str, stream: bool) -> None:
+    refusal = Reply(status=400, json={"error": {"message": "The maximum context length is 9 tokens.", "code": 400}})
+    table = tables(continue_reasoning_only=2)
+    async with running(emptied_database_url, [thought("One.", stream), refusal], upstreams=table) as application:
+        answer = await application.post({"model": "m", "input": "a", "stream": stream})
+    # The one code that openai-python's types do not know.
+    final = assert_grammar(answer.content)[-1]["response"] if stream else answer.json()
+    assert (answer.status_code, final["error"]["code"]) == (200 if stream else 400, "context_length_exceeded")
+
+
+async def test_a_later_round_that_failed_frees_its_key(emptied_database_url: str) -> None:
+    replies = [thought("One.", False), Reply(status=500, text="no"), reply(message("Hi."), stream=False)]
+    table = tables(continue_reasoning_only=2)
+    async with running(emptied_database_url, replies, upstreams=table) as application:
+        body = {"model": "m", "input": "a"}
+        first = await application.post(body, **{"idempotency-key": "k"})
+        again = await application.post(body, **{"idempotency-key": "k"})
+    assert (first.status_code, again.status_code, again.json()["status"]) == (502, 200, "completed")
 
 
 @pytest.mark.parametrize("output", [[], [message("")], [message(" \n")]], ids=["nothing", "empty", "blank"])

@@ -228,6 +228,20 @@ async def test_an_absent_upstream_is_told(emptied_database_url: str) -> None:
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
 
 
+async def test_a_status_that_is_none_of_http_is_told(emptied_database_url: str) -> None:
+    async def answer_oddly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 999 Odd\r\ncontent-length: 1\r\n\r\nx")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer_oddly, "127.0.0.1", 0) as odd:
+        url = f"http://127.0.0.1:{odd.sockets[0].getsockname()[1]}"
+        async with running(emptied_database_url, upstreams=PASSING.replace("OTHER", url)) as application:
+            answer = await application.http.post("/v1/embeddings", json={"model": "chatty"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "server_error")
+
+
 async def test_nothing_is_handed_on_unasked(application: Application) -> None:
     answer = await application.http.post("/v1/embeddings", json={"model": "m"})
     assert answer.status_code == 404

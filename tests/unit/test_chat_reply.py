@@ -406,6 +406,13 @@ def test_calls_without_ids_get_their_own() -> None:
     assert [one["name"] for one in found] == ["a", "b"]
 
 
+@pytest.mark.parametrize("sent", ["c" * 257, "c\n", "\ud800"])
+def test_an_id_that_no_client_may_send_back_is_none(sent: str) -> None:
+    [one] = calls(piece(0, sent, "a", "{}"))
+    assert one["call_id"].startswith("call_")
+    assert len(one["call_id"]) < 64
+
+
 def test_one_id_for_two_calls_is_the_first_ones() -> None:
     first, second = calls(piece(0, "c", "a", "{}"), piece(1, "c", "b", "{}"))
     assert first["call_id"] == "c"

@@ -130,6 +130,17 @@ async def test_an_upstream_that_asks_to_wait_a_moment_is_asked_again() -> None:
     assert client.tried == 3
 
 
+@pytest.mark.parametrize("dead", ["a", "b"])
+async def test_of_a_dead_replica_and_a_busy_one_the_busy_ones_answer_is_told(dead: str) -> None:
+    clients = [Client("a"), Client("b")]
+    for client in clients:
+        client.is_down = client.base_url == dead
+        client.refusals = [] if client.is_down else [busy(after="1")]
+    with pytest.raises(ApiError) as refused:
+        await upstream(*clients).create(b"", "m", "resp_1")
+    assert (refused.value.message, refused.value.retry_after) == ("busy", "1")
+
+
 async def test_another_replica_is_asked_first() -> None:
     clients = [Client("a"), Client("b")]
     for client in clients:
@@ -140,7 +151,16 @@ async def test_another_replica_is_asked_first() -> None:
 
 @pytest.mark.parametrize(
     "refusal",
-    [busy(503, None), busy(503, "60"), busy(503, "soon"), busy(429, "0"), busy(400), errors.upstream_broken("x")],
+    [
+        busy(503, None),
+        busy(503, "60"),
+        busy(503, "soon"),
+        busy(503, "\u00b2"),
+        busy(503, "\u0661"),
+        busy(429, "0"),
+        busy(400),
+        errors.upstream_broken("x"),
+    ],
 )
 async def test_what_may_have_begun_or_is_no_moment_is_told_at_once(refusal: ApiError) -> None:
     client = Client("a")

@@ -271,6 +271,13 @@ def test_details_that_only_their_issuer_can_read_are_sealed_state() -> None:
             decided(PRESETS[profile], item)
 
 
+@pytest.mark.parametrize("detail", [b'{"type":"reasoning.summary","summary":"S"}', b'{"type":"x","data":""}'])
+def test_details_without_a_payload_are_no_sealed_state(detail: bytes) -> None:
+    item = made(reasoning(content=[]), "other", b'{"reasoning_details":[' + detail + b"]}")
+    for profile in PRESETS:
+        assert decided(PRESETS[profile], item)[0].copy is None, profile
+
+
 @pytest.mark.parametrize(("model", "issuer"), [("gpt-5.1", "up/gpt-5"), ("o3", "up/o"), ("tiny", "up")])
 def test_families_divide_an_upstream(model: str, issuer: str) -> None:
     assert msgspec.structs.replace(OPENAI, families=("gpt-5", "o")).issuer("up", model) == issuer

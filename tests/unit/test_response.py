@@ -317,6 +317,12 @@ NO_DETAILS = {
         (FULL_USAGE | {"input_tokens_details": {"x_tokens": 4, "cached_tokens": None}},
          FULL_USAGE | {"input_tokens_details": {"x_tokens": 4, "cached_tokens": 0, "cache_write_tokens": 0}}),
         (FULL_USAGE | {"output_tokens_details": "none", "input_tokens_details": 3}, FULL_USAGE | NO_DETAILS),
+        ({"input_tokens": "many", "output_tokens": [], "total_tokens": {}},
+         {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0} | NO_DETAILS),
+        ({"input_tokens": 5.0, "output_tokens": 7e0, "total_tokens": 12.0}, FULL_USAGE | NO_DETAILS),
+        # More digits than Python's JSON reads.
+        ({"input_tokens": 5, "output_tokens": -7, "total_tokens": 10**4000},
+         {"input_tokens": 5, "output_tokens": 0, "total_tokens": 5} | NO_DETAILS),
         (None, None),
         ([], None),
         (7, None),

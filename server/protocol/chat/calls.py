@@ -4,7 +4,7 @@ What lives here is a matter of reported failures: indexes that are missing, null
 empty, repeated or come with every delta (cases B053, B054).
 """
 
-from server.protocol import raw
+from server.protocol import ids, raw
 from server.protocol.chat.items import Call
 
 
@@ -46,9 +46,10 @@ class Calls:
         self.all.append(call)
 
     def identify(self, call: Call, delta: raw.Object) -> None:
-        """Give a call that has no id yet the delta's. An id that another call has already is not its own."""
+        """Give a call that has no id yet the delta's. An id that another call has already is not its own, and one that
+        no client may send back with the output is none."""
         call_id = delta.string("id") or ""
-        if call_id and not call.call_id and call_id not in self._by_id:
+        if ids.is_usable(call_id) and not call.call_id and call_id not in self._by_id:
             call.call_id = call_id
             self._by_id[call_id] = call
 

@@ -74,7 +74,7 @@ class Reasoning(_ItemOnItsWay):
                 _merge(self._details[-1], found)
             else:
                 self._details.append(found)
-            self._is_sealed |= _holds_payload(found)
+            self._is_sealed |= fidelity.holds_payload(found)
 
     def end(self, status: str) -> None:
         content: list[bytes] = []
@@ -253,7 +253,7 @@ class Call(_ItemOnItsWay):
 
 def _is_piece_of(found: dict[str, bytes], last: dict[str, bytes]) -> bool:
     """Whether a detail goes on with the one before it. Behind a payload another begins, with or without an index."""
-    return not _holds_payload(last) and all(found.get(key) == last.get(key) for key in ("type", "index"))
+    return not fidelity.holds_payload(last) and all(found.get(key) == last.get(key) for key in ("type", "index"))
 
 
 def _merge(last: dict[str, bytes], found: dict[str, bytes]) -> None:
@@ -263,10 +263,6 @@ def _merge(last: dict[str, bytes], found: dict[str, bytes]) -> None:
         if _is_text(last.get(name)) or _is_text(found.get(name))
     }
     last |= {key: value for key, value in found.items() if value != raw.NULL} | texts
-
-
-def _holds_payload(detail: dict[str, bytes]) -> bool:
-    return any(_is_text(detail.get(name)) for name in ("signature", "data"))
 
 
 def _is_text(value: bytes | None) -> bool:
