@@ -155,6 +155,7 @@ def _turns(config: Config, telemetry: Telemetry, stored: Responses, preparation:
         telemetry,
         on_disconnect=config.on_disconnect,
         limits=Limits(
+            open_turns_max=config.open_turns_max,
             event_bytes_max=config.event_bytes_max,
             stream_bytes_max=config.stream_bytes_max,
             first_event_wait_s=config.first_event_wait_s,

@@ -5,8 +5,9 @@ connection is held while the upstream works; the turn is committed before its bo
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -30,8 +31,9 @@ from server.upstream.choose import Upstream
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of a turn: bytes, levels of nesting, seconds."""
+    """The bounds of turns: bytes, seconds, and how many may be open; 0 of them is any number."""
 
+    open_turns_max: int
     event_bytes_max: int
     stream_bytes_max: int
     first_event_wait_s: float
@@ -89,12 +91,14 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
+        self._beginning_count = 0
         self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
         """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
         try:
-            turn = await self._prepare(tenant_id, body, response_id)
+            with self._one_more():
+                turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
             log("request_refused", status=error.status, code=error.code, param=_place(error), cause=_cause(error))
@@ -118,6 +122,17 @@ class Turns:
         for run in self._runs.values():
             run.cancel()
         await asyncio.gather(*self._runs, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _one_more(self) -> Iterator[None]:
+        """Count a turn that has no run yet; raises ApiError 503 where there are too many, in flight or beginning."""
+        if 0 < self._limits.open_turns_max <= self._beginning_count + len(self._runs):
+            raise errors.overloaded()
+        self._beginning_count += 1
+        try:
+            yield
+        finally:
+            self._beginning_count -= 1
 
     async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
         prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
