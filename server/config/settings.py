@@ -63,6 +63,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Address to listen on."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """Port to listen on; 0 takes any free one."""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    """How many processes serve the port."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where the embedded Postgres keeps its data, absolute. Unused with a `database_url`."""
     database_url: str | None = None
