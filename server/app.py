@@ -79,6 +79,7 @@ def _lifespan(
             idempotency = _idempotency(config, telemetry, turns, database)
             # Behind the turns, whose ends it waits for.
             opened.push_async_callback(idempotency.close)
+            opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,

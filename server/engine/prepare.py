@@ -14,6 +14,7 @@ from server.protocol import ids, raw
 from server.protocol.budget import kept_within
 from server.protocol.context import Context, whole
 from server.protocol.items import Input, Item, parse_input
+from server.protocol.prefix import Sent
 from server.protocol.replay import Decision, replay
 from server.protocol.request import Request, parse
 from server.protocol.response import request_of
@@ -34,6 +35,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def input_items(self) -> list[Item]:
         return self.context.turns[-1]
+
+    def sent(self) -> Sent:
+        copies = [decision.copy for decision in self.decisions if decision.copy is not None]
+        return Sent(self.upstream.name, self.request, copies)
 
     def body_after(self, made: Sequence[Item]) -> bytes:
         """The request that goes on from what was made so far."""

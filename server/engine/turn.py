@@ -15,6 +15,7 @@ import msgspec
 
 from server import errors
 from server.engine.history import Origin
+from server.engine.prefixes import Prefixes
 from server.engine.prepare import Preparation, Prepared
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
@@ -58,6 +59,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response: ResponseObject
     upstream_body: bytes
     rounds: Rounds
+    prefix_mark: bytes
     began_at: datetime
 
     @property
@@ -92,6 +94,7 @@ class Turns:
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
         self._beginning_count = 0
+        self.prefixes = Prefixes()
         self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
@@ -139,7 +142,9 @@ class Turns:
         if self._is_stopping:
             await origin.free()
             raise errors.stopping()
-        self._tell_beginning(prepared)
+        sent = prepared.sent()
+        has_history = len(prepared.decisions) > len(prepared.input_items)
+        self._tell_beginning(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
         request = prepared.request
         return Turn(
             tenant_id=tenant_id,
@@ -152,13 +157,14 @@ class Turns:
             response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
             upstream_body=prepared.body,
             rounds=Rounds(prepared.upstream, prepared.body_after),
+            prefix_mark=sent.mark(),
             began_at=self._now(),
         )
 
     def _clock(self) -> int:
         return int(self._now().timestamp())
 
-    def _tell_beginning(self, prepared: Prepared) -> None:
+    def _tell_beginning(self, prepared: Prepared, prefix: str) -> None:
         decisions = prepared.decisions
         self._telemetry.info(
             "turn_began",
@@ -172,6 +178,7 @@ class Turns:
             input_items=len(prepared.input_items),
             left_out_items=sum(decision.copy is None for decision in decisions),
             upstream_bytes=len(prepared.body),
+            prefix=prefix,
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -318,6 +325,8 @@ class Turns:
                     items=[*input_items, *outcome.items],
                     ended_at=ended_at,
                     usage=usage.read(outcome.body),
+                    # A turn that adds nothing to the history changes nothing of what that was last sent as.
+                    prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
                 )
             )
             if claim is not None and is_appended:
