@@ -172,7 +172,9 @@ async def test_one_worker_is_the_process_itself(tmp_path: Path, upstream: Echo, 
     async with running(tmp_path, upstream, database_url=database_url, workers=1) as server:
         await turn(server, "q")
         assert children(server.process.pid) == []
-    assert [line["event"] for line in logged(tmp_path)] == ["serving", "turn_began", "turn_ended", "stopped"]
+    assert [line["event"] for line in logged(tmp_path)] == [
+        "serving", "turn_began", "turn_ended", "prefixes_counted", "stopped",
+    ]  # fmt: skip
     assert all("pid" not in line for line in logged(tmp_path))
 
 
