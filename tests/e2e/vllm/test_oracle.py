@@ -162,6 +162,16 @@ def test_the_output_of_a_tool_joins_its_call(client: OpenAI, mode: str, output: 
     report(f"weather {output}", mode, second)
 
 
+def test_the_cache_grows_with_the_chain(client: OpenAI, mode: str) -> None:
+    dialogue = Dialogue(client, mode, [GET_WEATHER])
+    first = dialogue.turn("Weather in Paris?")
+    dialogue.turn(outputs(first, {"get_weather": "sunny"}))
+    third = dialogue.turn("Thanks.")
+    # Whatever it says to that. Two blocks of the second turn's prompt, which has 75 tokens, at least.
+    assert third.usage is not None
+    assert third.usage.input_tokens_details.cached_tokens >= 2 * BLOCK_TOKENS
+
+
 def test_two_calls_get_their_outputs(client: OpenAI, mode: str) -> None:
     dialogue = Dialogue(client, mode, [GET_WEATHER, GET_TIME])
     first = dialogue.turn("Weather and time?")
