@@ -85,6 +85,7 @@ def _lifespan(
             idempotency = _idempotency(config, telemetry, turns, database)
             # Behind the turns, whose ends it waits for.
             opened.push_async_callback(idempotency.close)
+            opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
@@ -104,13 +105,27 @@ def _lifespan(
     return lifespan
 
 
-async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> Database:
-    url = config.database_url
-    if url is None:
-        embedded = EmbeddedPostgres(config.data_dir)
-        opened.push_async_callback(embedded.stop)
-        url = await embedded.start()
+def embedded_postgres(config: Config) -> EmbeddedPostgres | None:
+    """The Postgres that is the server's own, not started yet; None where there is another."""
+    return EmbeddedPostgres(config.data_dir) if config.database_url is None else None
+
+
+async def prepare_database(config: Config, embedded: EmbeddedPostgres | None) -> str:
+    """The URL of a database that is ready for use: the embedded Postgres runs, and the schema is this release's.
+
+    Raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is none.
+    """
+    url = config.database_url if embedded is None else await embedded.start()
+    assert url is not None, "without a URL there is the embedded one"
     await (check_schema(url) if config.no_migrate else migrate(url))
+    return url
+
+
+async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> Database:
+    embedded = embedded_postgres(config)
+    if embedded is not None:
+        opened.push_async_callback(embedded.stop)
+    url = await prepare_database(config, embedded)
     database = Database.open(url, pool_size=config.pool_size, pgbouncer=config.pgbouncer)
     opened.push_async_callback(database.close)
     return database
@@ -161,6 +176,7 @@ def _turns(config: Config, telemetry: Telemetry, stored: Responses, preparation:
         telemetry,
         on_disconnect=config.on_disconnect,
         limits=Limits(
+            open_turns_max=config.open_turns_max,
             event_bytes_max=config.event_bytes_max,
             stream_bytes_max=config.stream_bytes_max,
             first_event_wait_s=config.first_event_wait_s,

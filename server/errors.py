@@ -351,6 +351,11 @@ def stopping() -> ApiError:
     return ApiError(503, "The server is stopping.", type="server_error")
 
 
+def overloaded() -> ApiError:
+    message = "The server has as many turns open as it takes. Please try again in a moment."
+    return ApiError(503, message, type="server_error", code="server_is_overloaded", retry_after="1")
+
+
 def store_unavailable() -> StoreUnavailable:
     message = "The database is not available. It may be that nothing was stored."
     return StoreUnavailable(503, message, type="server_error")

@@ -34,13 +34,14 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s\"'<>]*)")
 class Telemetry:
     """Writes events at or above `log_level` (debug, info, warning, error) to `stream`, standard error by default.
 
-    An event is a fixed name in our words (`turn_stored`), its fields are ids, sizes, types, statuses and URLs.
+    An event is a fixed name in our words (`turn_stored`), its fields are ids, sizes, types, statuses and URLs. `pid` is
+    in each of them, where there is one.
     """
 
-    def __init__(self, log_level: str = "info", stream: TextIO | None = None) -> None:
+    def __init__(self, log_level: str = "info", stream: TextIO | None = None, *, pid: int | None = None) -> None:
         self._level = _LEVELS[log_level]
         self._logger: Any = structlog.wrap_logger(
-            structlog.PrintLogger(stream or sys.stderr),
+            structlog.WriteLogger(stream or sys.stderr),
             processors=[
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
@@ -49,7 +50,7 @@ class Telemetry:
             ],
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             context_class=dict,
-        )
+        ).bind(**{} if pid is None else {"pid": pid})
 
     def debug(self, event: str, **fields: Field) -> None:
         self._logger.debug(event, **_safe(fields))

@@ -7,15 +7,10 @@ Wrong usage is argparse's 2.
 import argparse
 import importlib.metadata
 import signal
-import sys
 from collections.abc import Sequence
 
 from server.cli import demo, migrate, mock, profiles, serve
-from server.config import ConfigError
-from server.embedded import EmbeddedPostgresError
-from server.errors import ApiError
-from server.store.database import UnusableDatabase
-from server.telemetry import Telemetry
+from server.cli.outcome import exit_code_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,20 +27,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     # A supervisor's SIGTERM ends a command as Ctrl-C does: what it opened is closed, what it started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        exit_code: int = arguments.run(arguments)
-    except (ConfigError, EmbeddedPostgresError, UnusableDatabase) as fault:
-        print(f"rejoinder: {fault}", file=sys.stderr)
-        return 1
-    except ApiError:
-        # The store's one error that can come before a client: its own text tells a client what became of a turn.
-        said = "the database cannot be reached. Is --database-url right, and its Postgres running?"
-        print(f"rejoinder: {said}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except Exception as error:
-        # A traceback would end in a message, and so perhaps in a password or a prompt.
-        Telemetry().crash("command_failed", error)
-        return 1
-    return exit_code
+    return exit_code_of(lambda: arguments.run(arguments))

@@ -14,6 +14,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "host": {"metavar": "ADDRESS", "help": "address to listen on (127.0.0.1)"},
     "port": {"metavar": "PORT", "help": "port to listen on, 0 for any free one (8080)"},
+    "workers": {"metavar": "N", "help": "how many processes serve the port, such as one a core (1)"},
     "data_dir": {"metavar": "FOLDER", "help": "where the embedded Postgres keeps its data"},
     "database_url": {"metavar": "URL", "help": "a Postgres of your own, postgresql://..., instead of the embedded one"},
     "no_migrate": {"action": "store_true", "default": None, "help": "leave the schema to `rejoinder migrate`"},

@@ -18,6 +18,8 @@ from server.telemetry import unwrapped
 Message = MutableMapping[str, Any]
 # An ASGI application. Every framework has types of its own for its three arguments.
 Application = Callable[..., Awaitable[None]]
+# Host and port, and for IPv6 two numbers more.
+Address = tuple[Any, ...]
 
 BACKLOG = 4096
 GRACE_S = 5
@@ -37,13 +39,44 @@ class Work(NamedTuple):
 
 def listen(host: str, port: int) -> socket.socket:
     """Take the address, so that a second server fails at once. Raises ConfigError if it cannot be had."""
+    return _taken(host, port, lambda family, address: socket.create_server(address, family=family, backlog=BACKLOG))
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Take the address for sockets `beside` this one, where nothing listens before they do. Raises as `listen` does."""
+    reserved = _taken(host, port, _bound)
+    # Not before it is bound: then it would be had beside whoever listens there too.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return reserved
+
+
+def beside(reserved: socket.socket) -> socket.socket:
+    """One more socket at a reserved address, which does not listen yet. The kernel shares connections among them."""
+    return _bound(reserved.family, reserved.getsockname(), is_shared=True)
+
+
+def _bound(family: int, address: Address, *, is_shared: bool = False) -> socket.socket:
+    with contextlib.ExitStack() as failing:
+        bound = failing.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        # What an earlier server's connections leave behind does not keep the address.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        failing.pop_all()
+    return bound
+
+
+def _taken(host: str, port: int, take: Callable[[int, Address], socket.socket]) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"there is no port {port}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # `localhost` is an address of each family, and the older one is what everybody tries.
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        return take(family, address)
     except UnicodeError:
         raise ConfigError(f"cannot listen on {host}: not the name of a host") from None
     except OSError as error:

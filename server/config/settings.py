@@ -71,6 +71,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Address to listen on."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """Port to listen on; 0 takes any free one."""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    """How many processes serve the port."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where the embedded Postgres keeps its data, absolute. Unused with a `database_url`."""
     database_url: str | None = None
@@ -100,6 +102,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for the next byte of an upstream's stream."""
     first_byte_timeout_s: Seconds = 600
     """Wait for the head of an upstream's stream."""
+    open_turns_max: Limit = 1000
+    """How many turns may be open in one process; 0 is no limit. Another is refused with a 503."""
     turn_max_s: Seconds = 3600
     """How long a turn may take, its rounds and retries together, before it fails."""
     retries_max: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2

@@ -67,6 +67,10 @@ class EmbeddedPostgres:
         """Let go. The last one to do so waits until Postgres is down, so that no supervisor cuts the shutdown short."""
         await asyncio.to_thread(self._stop)
 
+    def leave_to_parent(self) -> None:
+        """For a forked process: close what it has of its parent's hold, which stays the parent's."""
+        self._release()
+
     def _start(self) -> str:
         try:
             self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

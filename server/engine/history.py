@@ -25,6 +25,13 @@ class Origin(Struct, frozen=True):
         """Whether another turn may have the conversation by now, or whoever edits it."""
         return self.claim is not None and self.claim.is_lost
 
+    @property
+    def prefix_mark(self) -> bytes | None:
+        """What the last turn up to here left of what it sent (`protocol.prefix`)."""
+        if self.claim is not None:
+            return self.claim.lease.prefix_mark
+        return self.parent.prefix_mark if self.parent is not None else None
+
     async def free(self) -> None:
         """Give up the claim, if there is one; it may have been given up before."""
         if self.claim is not None:

@@ -15,6 +15,7 @@ from server.protocol.budget import kept_within
 from server.protocol.context import Context, whole
 from server.protocol.history import Past, Replayed
 from server.protocol.items import Input, Item, parse_input
+from server.protocol.prefix import Sent
 from server.protocol.replay import Decision, replay
 from server.protocol.request import Request, parse
 from server.protocol.response import request_of
@@ -25,7 +26,8 @@ from server.upstream.choose import Upstream, Upstreams
 class Prepared(Struct, frozen=True, kw_only=True):
     """What a request comes to: whom it goes to, what is decided of each item, and the body that says so, in pieces.
 
-    `history` is what was replayed up to the input; `past` is the same as far as no later turn can change it.
+    `history` is what was replayed up to the input; `past` is the same as far as no later turn can change it. `elements`
+    are what is sent of both, with commas within.
     """
 
     request: Request
@@ -35,6 +37,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     history: Replayed
     past: Past
     decisions: list[Decision]
+    elements: list[bytes]
     body: list[bytes]
 
     @property
@@ -46,6 +49,9 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """How many items, of history and input, are not sent."""
         of_input = self.decisions[len(self.decisions) - len(self.input_items) :]
         return self.history.left_out_count + sum(decision.copy is None for decision in of_input)
+
+    def sent(self) -> Sent:
+        return Sent(self.upstream.name, self.request, self.elements)
 
     def body_after(self, made: Sequence[Item]) -> list[bytes] | None:
         """The request that goes on from what was made so far; None where nothing of that can be sent."""
@@ -141,6 +147,7 @@ def _prepared(basis: _Basis) -> Prepared:
         history=history,
         past=Past(history) if context.is_settled else basis.past,
         decisions=decisions,
+        elements=elements,
         body=[before, *_between_commas(elements), behind],
     )
 

@@ -5,8 +5,9 @@ connection is held while the upstream works; the turn is committed before its bo
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -14,6 +15,7 @@ import msgspec
 
 from server import errors
 from server.engine.history import Origin
+from server.engine.prefixes import Prefixes
 from server.engine.prepare import Preparation, Prepared
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
@@ -31,8 +33,9 @@ from server.upstream.choose import Upstream
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of a turn: bytes, levels of nesting, seconds."""
+    """The bounds of turns: bytes, seconds, and how many may be open; 0 of them is any number."""
 
+    open_turns_max: int
     event_bytes_max: int
     stream_bytes_max: int
     first_event_wait_s: float
@@ -55,6 +58,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response: ResponseObject
     upstream_body: list[bytes]
     rounds: Rounds
+    prefix_mark: bytes
     began_at: datetime
 
     @property
@@ -88,12 +92,15 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
+        self._beginning_count = 0
+        self.prefixes = Prefixes()
         self._is_stopping = False
 
     async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
         """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
         try:
-            turn = await self._prepare(tenant_id, body, response_id)
+            with self._one_more():
+                turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
             log("request_refused", status=error.status, code=error.code, param=_place(error), cause=_cause(error))
@@ -123,12 +130,25 @@ class Turns:
         while self._runs:
             await asyncio.wait(self._runs)
 
+    @contextlib.contextmanager
+    def _one_more(self) -> Iterator[None]:
+        """Count a turn that has no run yet; raises ApiError 503 where there are too many, in flight or beginning."""
+        if 0 < self._limits.open_turns_max <= self._beginning_count + len(self._runs):
+            raise errors.overloaded()
+        self._beginning_count += 1
+        try:
+            yield
+        finally:
+            self._beginning_count -= 1
+
     async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
         prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
         if self._is_stopping:
             await origin.free()
             raise errors.stopping()
-        self._tell_beginning(prepared)
+        sent = prepared.sent()
+        has_history = prepared.history.item_count > 0
+        self._tell_beginning(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
         request = prepared.request
         return Turn(
             tenant_id=tenant_id,
@@ -142,13 +162,14 @@ class Turns:
             response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
             upstream_body=prepared.body,
             rounds=Rounds(prepared.upstream, prepared.body_after),
+            prefix_mark=sent.mark(),
             began_at=self._now(),
         )
 
     def _clock(self) -> int:
         return int(self._now().timestamp())
 
-    def _tell_beginning(self, prepared: Prepared) -> None:
+    def _tell_beginning(self, prepared: Prepared, prefix: str) -> None:
         self._telemetry.info(
             "turn_began",
             response_id=prepared.response_id,
@@ -161,6 +182,7 @@ class Turns:
             input_items=len(prepared.input_items),
             left_out_items=prepared.left_out_count,
             upstream_bytes=sum(map(len, prepared.body)),
+            prefix=prefix,
         )
 
     def _client_left(self, turn: Turn, run: Run) -> None:
@@ -332,6 +354,8 @@ class Turns:
                     items=items,
                     ended_at=ended_at,
                     usage=usage.read(outcome.body),
+                    # A turn that adds nothing to the history changes nothing of what that was last sent as.
+                    prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
                 )
             )
             if claim is not None and is_appended:

@@ -39,6 +39,7 @@ class ConversationHistory(Struct, frozen=True):
     conversation_id: int
     version: int
     turns: list[list[Item]]
+    prefix_mark: bytes | None
 
 
 class ListedItems(Struct, frozen=True):
@@ -154,7 +155,10 @@ def history_of(rows: Sequence[Record]) -> ConversationHistory:
     """The history in the rows of a conversation and its items; a run of items without a response is one turn."""
     turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
     return ConversationHistory(
-        conversation_id=rows[0]["conversation_id"], version=rows[0]["version"], turns=[turn for turn in turns if turn]
+        conversation_id=rows[0]["conversation_id"],
+        version=rows[0]["version"],
+        turns=[turn for turn in turns if turn],
+        prefix_mark=rows[0]["prefix_mark"],
     )
 
 

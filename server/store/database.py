@@ -65,7 +65,7 @@ class Database:
     """A pool of connections to one Postgres. Every statement is a transaction of its own.
 
     The pool is SQLAlchemy's; statements go to the driver itself, since a `Connection` between them costs as much CPU
-    time as all else of a turn (ADR 10).
+    time as all else of a turn (ADR 11).
     """
 
     def __init__(self, engine: AsyncEngine, *, pool_size: int, connect_timeout_s: float, may_prepare: bool) -> None:

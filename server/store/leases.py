@@ -21,13 +21,17 @@ from server.store.sql import conversations as sql
 
 
 class Lease(Struct, frozen=True):
-    """A claim on a conversation, whose items were read at `version`. `token` fences the turn's write."""
+    """A claim on a conversation, whose items were read at `version`. `token` fences the turn's write.
+
+    `prefix_mark` is that of the last turn in it, where there was one.
+    """
 
     tenant_id: int
     public_id: str
     conversation_id: int
     version: int
     token: str
+    prefix_mark: bytes | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -59,7 +63,8 @@ class Leases:
         if not is_taken:
             raise errors.conversation_locked()
         history = history_of(rows)
-        return Lease(tenant_id, public_id, history.conversation_id, history.version, token), history
+        lease = Lease(tenant_id, public_id, history.conversation_id, history.version, token, history.prefix_mark)
+        return lease, history
 
     async def _taken(self, parameters: dict[str, Any]) -> tuple[Sequence[Record], bool]:
         """The conversation's rows, and whether the lease is had."""

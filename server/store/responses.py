@@ -25,13 +25,15 @@ from server.store.sql import responses as sql
 class Parent(Struct, frozen=True):
     """The response that a turn continues: its key, the root of its tree, and how many responses are before it.
 
-    `root_public_id` is the same text for all turns of a chain: what goes by it stays together.
+    `root_public_id` is the same text for all turns of a chain: what goes by it stays together. `prefix_mark` is that of
+    the last turn up to here which counts.
     """
 
     id: int
     root_id: int
     depth: int
     root_public_id: str
+    prefix_mark: bytes | None = None
 
 
 class History(Struct, frozen=True):
@@ -63,6 +65,7 @@ class NewResponse(Struct, frozen=True, kw_only=True):
     items: Sequence[Item]
     ended_at: datetime
     usage: Usage | None = None
+    prefix_mark: bytes | None = None
     lease: Lease | None = None
     is_appended: bool = False
 
@@ -91,7 +94,9 @@ class Responses:
             return None
         named = rows[-1]
         turns = [items_of(turn) for _, turn in groupby(rows, key=itemgetter(0))]
-        parent = Parent(named["turn_id"], named["root_id"], named["depth"], named["root_public_id"])
+        parent = Parent(
+            named["turn_id"], named["root_id"], named["depth"], named["root_public_id"], named["prefix_mark"]
+        )
         return History(parent=parent, turns=[turn for turn in turns if turn])
 
     async def parent(self, tenant_id: int, public_id: str) -> Parent | None:
@@ -185,6 +190,7 @@ def _columns(response: NewResponse) -> dict[str, object]:
         "cached_tokens": usage.cached_tokens if usage else None,
         "output_tokens": usage.output_tokens if usage else None,
         "reasoning_tokens": usage.reasoning_tokens if usage else None,
+        "prefix_mark": response.prefix_mark,
         "conversation_id": response.lease.conversation_id if response.lease else None,
         "conversation_version": response.lease.version if response.lease else None,
         **({"lease_token": response.lease.token} if response.lease and response.is_appended else {}),

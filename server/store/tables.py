@@ -14,6 +14,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -47,6 +48,7 @@ responses = Table(
     Column("deleted_at", DateTime(timezone=True)),
     Column("conversation_id", BigInteger),
     Column("conversation_version", BigInteger),
+    Column("prefix_mark", LargeBinary),
     PrimaryKeyConstraint("tenant_id", "id", postgresql_include=["parent_id", "depth", "status"]),
     UniqueConstraint("tenant_id", "public_id", name="responses_public_id_key"),
     ForeignKeyConstraint(
@@ -124,6 +126,7 @@ conversations = Table(
     Column("deleted_at", DateTime(timezone=True)),
     _name("locked_by", nullable=True),
     Column("locked_until", DateTime(timezone=True)),
+    Column("prefix_mark", LargeBinary),
     PrimaryKeyConstraint("tenant_id", "id"),
     UniqueConstraint("tenant_id", "public_id", name="conversations_public_id_key"),
 )

@@ -23,7 +23,7 @@ from server.mock import Reply
 from tests.application import Application, message, reply
 from tests.postgres import connected, recorded_statements
 
-CALLS_OF_A_JSON_TURN_MAX = 578
+CALLS_OF_A_JSON_TURN_MAX = 593
 CALLS_OF_A_DELTA_IN_A_BURST_MAX = 14.4
 CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 36.3
 CALLS_OF_A_REPLAYED_ITEM_MAX = 64.9

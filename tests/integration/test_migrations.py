@@ -19,7 +19,7 @@ from server.store.tables import metadata
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0006"
+HEAD = "0007"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """

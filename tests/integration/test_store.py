@@ -154,13 +154,13 @@ async def test_a_turn_is_stored_with_all_its_columns(responses: Responses, admin
         "tenant_id": 1, "id": parent.id, "public_id": "resp_first", "parent_id": None, "root_id": parent.id, "depth": 0,
         "status": "completed", "model": "tiny", "upstream": "vllm",
         "created_at": NOON, "completed_at": None, "deleted_at": None,
-        "conversation_id": None, "conversation_version": None,
+        "conversation_id": None, "conversation_version": None, "prefix_mark": None,
     }  # fmt: skip
     assert dict(second) == {
         "tenant_id": 1, "id": second["id"], "public_id": "resp_second", "parent_id": parent.id, "root_id": parent.id,
         "depth": 1, "status": "incomplete", "model": "other", "upstream": "elsewhere",
         "created_at": NOON, "completed_at": ONE_MINUTE_PAST, "deleted_at": None,
-        "conversation_id": None, "conversation_version": None,
+        "conversation_id": None, "conversation_version": None, "prefix_mark": None,
     }  # fmt: skip
     positions = await admin.fetch("select position, public_id, is_output from items where response_id = $1", parent.id)
     assert sorted(map(tuple, positions)) == [(0, "first_in_0", False), (1, "first_in_1", False), (2, "first_out", True)]

@@ -14,7 +14,8 @@ _IS_FREE = "(locked_until is null or locked_until <= clock_timestamp())"
 
 _NAMED_CONVERSATION = f"""
 named as (
-    select tenant_id, id, public_id, metadata, created_at, version, next_position, not {_IS_FREE} as is_locked
+    select tenant_id, id, public_id, metadata, created_at, version, next_position, prefix_mark,
+        not {_IS_FREE} as is_locked
     from conversations
     where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 )"""
@@ -174,7 +175,7 @@ _LISTED_ITEMS = f"""
 
 CONVERSATION_HISTORY: Final = Statement(f"""
 with {_NAMED_CONVERSATION}
-select {ITEM}, named.id as conversation_id, named.version
+select {ITEM}, named.id as conversation_id, named.version, named.prefix_mark
 from named left join lateral ({_LISTED_ITEMS}) as item on true
 order by item.place
 """)
@@ -188,7 +189,7 @@ with {_NAMED_CONVERSATION}, locked as (
     where tenant_id = :tenant_id and id = (select id from named) and deleted_at is null and {_IS_FREE}
     returning version
 )
-select {ITEM}, named.id as conversation_id, named.version, locked.version as locked_version
+select {ITEM}, named.id as conversation_id, named.version, named.prefix_mark, locked.version as locked_version
 from named left join locked on true left join lateral ({_LISTED_ITEMS} and locked.version is not null) as item on true
 order by item.place
 """)

@@ -13,7 +13,8 @@ from server.store.statement import Statement
 # disk. A step demands the depth before: a chain with a cycle in it ends, and ends wrong.
 HISTORY: Final = Statement(f"""
 with recursive chain as (
-    select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named, (
+    select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named,
+        prefix_mark, (
             select root.public_id from responses as root
             where root.tenant_id = :tenant_id and root.id = responses.root_id
         ) as root_public_id
@@ -21,7 +22,7 @@ with recursive chain as (
     where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
     union all
     select earlier.id, earlier.parent_id, earlier.depth, earlier.status, chain.root_id, earlier.conversation_id,
-        earlier.conversation_version, false, chain.root_public_id
+        earlier.conversation_version, false, null, chain.root_public_id
     from chain cross join lateral (
         select id, parent_id, depth, status, conversation_id, conversation_version
         from responses
@@ -29,7 +30,7 @@ with recursive chain as (
         limit 1
     ) as earlier
 )
-select {ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth, turn.root_public_id
+select {ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth, turn.root_public_id, turn.prefix_mark
 from (select * from chain order by depth) as turn
 left join lateral (
     select true as is_own, position as place, items.*
@@ -52,7 +53,7 @@ order by turn.depth, item.is_own, item.place
 PARENT: Final = Statement("""
 select id, root_id, depth, (
         select root.public_id from responses as root where root.tenant_id = :tenant_id and root.id = responses.root_id
-    ) as root_public_id
+    ) as root_public_id, prefix_mark
 from responses
 where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 """)
@@ -71,12 +72,12 @@ fresh as (
 ), response as (
     insert into responses (
         tenant_id, id, public_id, parent_id, root_id, depth, status, model, upstream, created_at, completed_at,
-        conversation_id, conversation_version
+        conversation_id, conversation_version, prefix_mark
     )
     select cast(:tenant_id as bigint), id, cast(:public_id as text), cast(:parent_id as bigint),
         coalesce(cast(:root_id as bigint), id), cast(:depth as integer), cast(:status as text), cast(:model as text),
         cast(:upstream as text), cast(:created_at as timestamptz), cast(:completed_at as timestamptz),
-        cast(:conversation_id as bigint), cast(:conversation_version as bigint)
+        cast(:conversation_id as bigint), cast(:conversation_version as bigint), cast(:prefix_mark as bytea)
     from fresh
     where {condition}
     returning tenant_id, id
@@ -112,7 +113,7 @@ ADD_IN_CONVERSATION: Final = Statement(f"""
 with conversation as (
     update conversations
     set version = version + 1, next_position = next_position + cardinality(cast(:public_ids as text[])),
-        locked_by = null, locked_until = null
+        locked_by = null, locked_until = null, prefix_mark = cast(:prefix_mark as bytea)
     where tenant_id = :tenant_id and id = cast(:conversation_id as bigint) and locked_by = :lease_token
         and locked_until > clock_timestamp() and version = cast(:conversation_version as bigint)
     returning id, version, next_position - cardinality(cast(:public_ids as text[])) as first_position

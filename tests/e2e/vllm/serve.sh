@@ -12,4 +12,5 @@ export VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind # 1 GiB of KV c
 exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server \
   --model "$here/tiny" --served-model-name tiny --host 127.0.0.1 --port "$port" \
   --dtype float32 --max-model-len 2048 --enforce-eager --max-num-seqs 8 --enable-prompt-tokens-details \
+  --enable-prefix-caching --block-size 32 \
   --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes "$@"

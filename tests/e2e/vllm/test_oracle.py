@@ -12,6 +12,8 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
+# vLLM caches whole blocks of so many tokens (`serve.sh`).
+BLOCK_TOKENS = 32
 USER = "<|im_start|>user\n"
 ASSISTANT = "<|im_start|>assistant\n"
 END = "<|im_end|>\n"
@@ -34,13 +36,17 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 class Dialogue:
-    """Turns of one chain, each continued from the one before by its id."""
+    """Turns of one chain, each continued from the one before by its id.
+
+    What a turn's prompt was is the beginning of the next one's, so vLLM must have all whole blocks of it in its cache.
+    """
 
     def __init__(self, client: OpenAI, mode: str, tools: list[dict[str, Any]]) -> None:
         self._client = client
         self._mode = mode
         self._tools = tools
         self._previous: str | None = None
+        self._prompt_tokens = 0
 
     def turn(self, new_input: Any) -> Response:
         request: dict[str, Any] = {
@@ -54,7 +60,16 @@ class Dialogue:
         assert response.status == "completed"
         assert response.previous_response_id == self._previous
         self._previous = response.id
+        self._judge_cache(response)
         return response
+
+    def _judge_cache(self, response: Response) -> None:
+        assert response.usage is not None
+        prompt_tokens, cached_tokens = response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens
+        print(f"\n{prompt_tokens} tokens of prompt, {cached_tokens} of them cached ({self._mode})", end="")
+        assert prompt_tokens > self._prompt_tokens
+        assert cached_tokens >= self._prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        self._prompt_tokens = prompt_tokens
 
     def _streamed(self, request: dict[str, Any]) -> Response:
         with self._client.responses.create(**request, stream=True) as events:
@@ -145,6 +160,16 @@ def test_the_output_of_a_tool_joins_its_call(client: OpenAI, mode: str, output: 
         f"{USER}<tool_response>\n{output}\n</tool_response>{END}{ASSISTANT}"
     )
     report(f"weather {output}", mode, second)
+
+
+def test_the_cache_grows_with_the_chain(client: OpenAI, mode: str) -> None:
+    dialogue = Dialogue(client, mode, [GET_WEATHER])
+    first = dialogue.turn("Weather in Paris?")
+    dialogue.turn(outputs(first, {"get_weather": "sunny"}))
+    third = dialogue.turn("Thanks.")
+    # Whatever it says to that. Two blocks of the second turn's prompt, which has 75 tokens, at least.
+    assert third.usage is not None
+    assert third.usage.input_tokens_details.cached_tokens >= 2 * BLOCK_TOKENS
 
 
 def test_two_calls_get_their_outputs(client: OpenAI, mode: str) -> None:
