@@ -29,6 +29,7 @@ from server.store.responses import Responses
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
+from server.upstream.transport import TRANSPORTS
 
 
 class _Application(Litestar):
@@ -145,6 +146,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
             silence_timeout_s=config.silence_timeout_s,
             first_byte_timeout_s=config.first_byte_timeout_s,
             reply_bytes_max=config.reply_bytes_max,
+            transport=TRANSPORTS[config.upstream_transport],
         )
         for url in settings.urls
     ]

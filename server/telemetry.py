@@ -5,6 +5,7 @@ URL loses its credentials and its query, and an exception is its type and the pl
 message: messages of drivers and parsers quote the values they choke on.
 """
 
+import json
 import logging
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TextIO
 
+import msgspec
 import structlog
 from structlog.typing import EventDict
 
@@ -46,7 +48,7 @@ class Telemetry:
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
                 _in_reading_order,
-                structlog.processors.JSONRenderer(),
+                structlog.processors.JSONRenderer(_json),
             ],
             wrapper_class=structlog.make_filtering_bound_logger(self._level),
             context_class=dict,
@@ -90,6 +92,8 @@ def unwrapped(error: BaseException) -> BaseException:
 
 def scrubbed_urls(text: str) -> str:
     """`text` with each URL in it reduced to scheme, host, port and path: no credentials, no query, no fragment."""
+    if "://" not in text:
+        return text
     return _URL.sub(lambda match: f"{match[1]}://{_scrubbed_rest(match[2])}", text)
 
 
@@ -139,6 +143,14 @@ def _safe_value(value: Field) -> Field:
         return value
     # A logging call must never end a turn: what the type checker would have refused is shown as its type.
     return f"<{type(value).__name__}>"
+
+
+def _json(event: EventDict, **_: object) -> str:
+    try:
+        return msgspec.json.encode(event).decode()
+    except UnicodeEncodeError:
+        # Half a character, which is legal as an escape only.
+        return json.dumps(event)
 
 
 def _in_reading_order(_logger: object, _method: str, event: EventDict) -> EventDict:

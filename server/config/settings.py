@@ -107,6 +107,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     turn_max_s: Seconds = 3600
     """How long a turn may take, its rounds and retries together, before it fails."""
     retries_max: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
+    upstream_transport: Literal["lean", "aiohttp"] = "lean"
     """How often an upstream that was not reached, or asked to wait a moment, is asked again."""
     drain_max_s: Seconds = 5
     """How long turns in flight may go on when the server is told to stop."""

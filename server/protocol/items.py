@@ -82,11 +82,10 @@ def parse_input(text: bytes, name: str = "input") -> Input:
     return parsed
 
 
-def from_upstream(body: bytes, public_id: str, issuer: str, fidelity: bytes | None = None) -> Item:
+def from_upstream(cut: raw.Object, public_id: str, issuer: str, fidelity: bytes | None = None) -> Item:
     """An item that an upstream made, under the id that clients see."""
-    cut = raw.Object(body)
     return Item(
-        body=body,
+        body=cut.text,
         public_id=public_id,
         type=_key(cut, "type") or "unknown",
         call_id=_key(cut, "call_id"),

@@ -126,7 +126,7 @@ class Output:
         return item.finished
 
     def as_item(self, item: OutputItem, body: raw.Object) -> Item:
-        return from_upstream(body.text, item.public_id, self._issuer, self._fidelity(body.string("id")))
+        return from_upstream(body, item.public_id, self._issuer, self._fidelity(body.string("id")))
 
     def finished(self) -> list[Item]:
         return [item.finished for item in self.items if item.finished is not None]

@@ -30,6 +30,7 @@ _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _KINDS = {'"': "a string", "{": "an object", "[": "an array", "t": "a boolean", "f": "a boolean", "n": "null"}
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENCODER = msgspec.json.Encoder()
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -65,6 +66,13 @@ class Object:
         except (msgspec.DecodeError, RecursionError):
             self._places = _members_slowly(text)
             self._values = {name: text[start:end] for name, start, end in self._places}
+
+    @classmethod
+    def of(cls, members: Mapping[str, bytes]) -> "Object":
+        """The object of these texts, in their order, which need not be cut again."""
+        made = cls.__new__(cls)
+        made.text, made._values, made._places = render(members), members, None
+        return made
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a member, be it null."""
@@ -181,7 +189,7 @@ def decode(text: bytes) -> Any:
 def literal(value: str | float | bool | None) -> bytes:
     """The JSON text of a plain value; a lone surrogate in it is escaped, as it must have come."""
     try:
-        return msgspec.json.encode(value)
+        return _ENCODER.encode(value)
     except UnicodeEncodeError:
         return json.dumps(value).encode()
 
@@ -193,7 +201,10 @@ def array(values: Sequence[bytes]) -> bytes:
 
 def render(members: Mapping[str, bytes]) -> bytes:
     """The JSON object of these texts, in their order."""
-    return b"{" + b",".join(literal(name) + b":" + value for name, value in members.items()) + b"}"
+    try:
+        return _ENCODER.encode({name: msgspec.Raw(value) for name, value in members.items()})
+    except UnicodeEncodeError:
+        return b"{" + b",".join(literal(name) + b":" + value for name, value in members.items()) + b"}"
 
 
 def joined(literals: Sequence[bytes], separator: bytes = b"") -> bytes:
@@ -230,7 +241,7 @@ def kind(text: bytes) -> str:
     named = _KINDS.get(chr(text[0]))
     if named:
         return named
-    return "a number" if any(byte in text for byte in b".eE") else "an integer"
+    return "a number" if b"." in text or b"e" in text or b"E" in text else "an integer"
 
 
 def _located(text: bytes, values: Mapping[str, bytes | msgspec.Raw]) -> list[tuple[str, int, int]] | None:

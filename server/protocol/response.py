@@ -67,6 +67,9 @@ _TOKEN_DETAILS = {
 
 # An integer of thousands of digits is legal JSON, and Python refuses to read one.
 _NUMBER_LENGTH_MAX = 32
+# So many digits are below 2**53, which every client can read.
+_SURE_DIGITS = 15
+_NUMBERS_BEGIN = frozenset(bytes([byte]) for byte in b"-0123456789")
 _NO_WORDS = "The model server reported an error."
 
 
@@ -108,7 +111,7 @@ class ResponseObject:
         usage = _object(upstream, "usage")
         if usage is not None:
             outcome["usage"] = _full_usage(usage)
-        return raw.Object(raw.render(self._members(upstream, outcome)))
+        return raw.Object.of(self._members(upstream, outcome))
 
     def told(self, error: raw.Object) -> dict[str, str]:
         """Code and message of an upstream's error, as far as they are a client's to read; some send the words alone."""
@@ -154,7 +157,7 @@ def request_of(body: raw.Object) -> bytes:
 
 def whole(body: raw.Object, output: Sequence[bytes]) -> bytes:
     """A final object with its items: body, terminal event and GET are these same bytes."""
-    return body.spliced({"output": raw.array(output)})
+    return raw.render({**dict(body.members()), "output": raw.array(output)})
 
 
 def _ours(request: Request, response_id: str) -> dict[str, bytes]:
@@ -201,7 +204,7 @@ def _full_usage(usage: bytes) -> bytes:
         details = raw.Object(_object(cut, name) or b"{}")
         counts = {key: value for key, value in details.members() if _is_number(value)}
         full[name] = raw.render(dict.fromkeys(wanted, b"0") | counts)
-    return cut.spliced(full)
+    return raw.render(dict(cut.members()) | full)
 
 
 def _error(error: Mapping[str, str]) -> bytes:
@@ -219,9 +222,11 @@ def _integer(upstream: raw.Object | None, name: str) -> bytes | None:
     value = upstream.get(name) if upstream else None
     if value is None or not _is_number(value) or len(value) > _NUMBER_LENGTH_MAX:
         return None
+    if value.isdigit() and len(value) <= _SURE_DIGITS:
+        return value
     number = raw.decode(value)
     return raw.literal(int(number)) if 0 <= number < 2**53 else None
 
 
 def _is_number(value: bytes) -> bool:
-    return raw.kind(value) in ("an integer", "a number")
+    return value[:1] in _NUMBERS_BEGIN

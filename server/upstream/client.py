@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -20,6 +20,12 @@ from server.upstream.transport import lean
 
 _LAST_BYTES_S = 0.05
 _HANDED_BACK = ("content-type", "retry-after")
+
+
+_Header = tuple[bytes, bytes]
+
+_NO_BODY: Final[Sequence[_Header]] = [(b"accept", b"application/json, text/event-stream")]
+_JSON: Final[Sequence[_Header]] = [*_NO_BODY, (b"content-type", b"application/json")]
 
 
 class Reply(NamedTuple):
@@ -67,10 +73,14 @@ class UpstreamClient:
         self._api_key = api_key
         self._connect_timeout_s = connect_timeout_s
         self._reply_timeout_s = reply_timeout_s
-        self._silence_timeout_s = silence_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._reply_bytes_max = reply_bytes_max
         self._transport = transport()
+        self._headers: list[_Header] = [(b"accept-encoding", b"identity")]
+        if api_key is not None:
+            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        self._limits = {"connect": connect_timeout_s, "read": None, "write": None, "pool": None}
+        self._stream_limits = {**self._limits, "read": silence_timeout_s}
 
     async def close(self) -> None:
         await self._transport.aclose()
@@ -81,8 +91,7 @@ class UpstreamClient:
 
     async def create(self, path: str, body: Sequence[bytes], model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
-        async with self._in_time(self._reply_timeout_s), self._send("POST", path, body, model) as response:
-            return await self._whole(response)
+        return await self._whole("POST", path, body, model, self._reply_timeout_s)
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, body: Sequence[bytes], model: str) -> AsyncIterator[Reply]:
@@ -90,90 +99,77 @@ class UpstreamClient:
 
         Raises ApiError: on entry for what the upstream refuses, within the iteration for a stream that breaks off.
         """
-        async with (
-            self._send("POST", path, body, model, self._silence_timeout_s) as response,
-            contextlib.aclosing(self._chunks(response)) as chunks,
-        ):
+        response = await self._accepted("POST", path, body, model, is_stream=True)
+        try:
             # Its name is written in any case (RFC 9110, 8.3.1).
             media_type = response.headers.get("content-type", "").lower()
-            yield Reply(media_type.startswith("application/json"), chunks)
-            await _read_last_bytes(chunks)
+            async with contextlib.aclosing(self._chunks(response)) as chunks:
+                yield Reply(media_type.startswith("application/json"), chunks)
+                await _read_last_bytes(chunks)
+        finally:
+            await _close(response)
 
     async def models(self) -> bytes:
         """The body of the upstream's `GET /models`, as it came."""
-        async with self._in_time(self._connect_timeout_s), self._send("GET", "/models") as response:
-            return await self._whole(response)
+        return await self._whole("GET", "/models", (), "", self._connect_timeout_s)
 
     @contextlib.asynccontextmanager
     async def passed(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> AsyncIterator[Passed]:
         """The reply to a request that is handed on unread, whatever its status; raises ApiError where there is none."""
-        async with (
-            self._exchange("POST", path, body, headers, self._silence_timeout_s) as response,
-            contextlib.aclosing(self._chunks(response)) as chunks,
-        ):
+        given = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        response = await self._answered("POST", path, body, given, is_stream=True)
+        try:
             if response.status_code >= 600:
                 # None of HTTP's (RFC 9110, 15), which can't be handed on.
                 raise errors.upstream_broken(f"it answered {response.status_code}.")
-            headers = {name: response.headers[name] for name in _HANDED_BACK if name in response.headers}
-            yield Passed(response.status_code, headers, chunks)
+            handed_back = {name: response.headers[name] for name in _HANDED_BACK if name in response.headers}
+            async with contextlib.aclosing(self._chunks(response)) as chunks:
+                yield Passed(response.status_code, handed_back, chunks)
+        finally:
+            await _close(response)
 
-    @contextlib.asynccontextmanager
-    async def _in_time(self, timeout_s: float | None) -> AsyncIterator[None]:
+    async def _whole(self, method: str, path: str, body: Sequence[bytes], model: str, timeout_s: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
-                yield
+                response = await self._accepted(method, path, body, model, is_stream=False)
+                try:
+                    return b"".join([chunk async for chunk in self._chunks(response)])
+                finally:
+                    await _close(response)
         except TimeoutError:
             raise errors.upstream_too_slow() from None
 
-    @contextlib.asynccontextmanager
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: Sequence[bytes] = (),
-        model: str = "",
-        silence_timeout_s: float | None = None,
-    ) -> AsyncIterator[httpx.Response]:
-        headers = {"accept": "application/json, text/event-stream"}
-        if body:
-            headers["content-type"] = "application/json"
-        async with self._exchange(method, path, body, headers, silence_timeout_s) as response:
-            if not response.is_success:
-                beginning = await self._beginning(response)
-                raise refusal(response.status_code, response.headers, beginning, model, self._api_key)
-            yield response
+    async def _accepted(
+        self, method: str, path: str, body: Sequence[bytes], model: str, *, is_stream: bool
+    ) -> httpx.Response:
+        """A 2xx reply, from its headers on, for whoever closes it; raises ApiError for any other."""
+        response = await self._answered(method, path, body, _JSON if body else _NO_BODY, is_stream=is_stream)
+        if response.is_success:
+            return response
+        try:
+            beginning = await self._beginning(response)
+        finally:
+            await _close(response)
+        raise refusal(response.status_code, response.headers, beginning, model, self._api_key)
 
-    @contextlib.asynccontextmanager
-    async def _exchange(
-        self, method: str, path: str, body: Sequence[bytes], headers: Mapping[str, str], silence_timeout_s: float | None
-    ) -> AsyncIterator[httpx.Response]:
-        """One request and the reply to it, from its headers on."""
-        headers = {**headers, "accept-encoding": "identity"}
-        if body:
-            headers["content-length"] = str(sum(map(len, body)))
-        if self._api_key is not None:
-            headers["authorization"] = f"Bearer {self._api_key}"
-        timeout = httpx.Timeout(None, connect=self._connect_timeout_s, read=silence_timeout_s)
+    async def _answered(
+        self, method: str, path: str, body: Sequence[bytes], headers: Sequence[_Header], *, is_stream: bool
+    ) -> httpx.Response:
+        """The reply to one request, from its headers on, for whoever closes it."""
+        length = [(b"content-length", b"%d" % sum(map(len, body)))] if body else []
         request = httpx.Request(
             method,
             _url(self.base_url + path),
-            headers=headers,
+            headers=httpx.Headers([*headers, *self._headers, *length]),
             # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
             stream=_Body(body) if body else None,
-            extensions={"timeout": timeout.as_dict()},
+            extensions={"timeout": self._stream_limits if is_stream else self._limits},
         )
-        is_stream = silence_timeout_s is not None
-        async with self._in_time(self._first_byte_timeout_s if is_stream else None):
-            with _translated():
-                response = await self._transport.handle_async_request(request)
-        try:
-            yield response
-        finally:
-            with contextlib.suppress(httpx.HTTPError):
-                await response.aclose()
-
-    async def _whole(self, response: httpx.Response) -> bytes:
-        return b"".join([chunk async for chunk in self._chunks(response)])
+        with _translated():
+            if not is_stream:
+                return await self._transport.handle_async_request(request)
+            async with asyncio.timeout(self._first_byte_timeout_s):
+                return await self._transport.handle_async_request(request)
 
     async def _beginning(self, response: httpx.Response) -> bytes:
         """As much of a refusal as can hold an error object; a refusal that breaks off is judged by its status alone."""
@@ -198,6 +194,11 @@ class UpstreamClient:
                 yield chunk
 
 
+async def _close(response: httpx.Response) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        await response.aclose()
+
+
 @functools.lru_cache(maxsize=64)
 def _url(text: str) -> httpx.URL:
     """A URL is parsed once: that takes longer than all else of a request, and there are few."""
@@ -220,7 +221,7 @@ def _translated() -> Iterator[None]:
         raise errors.upstream_not_connected() from error
     except httpx.ConnectError as error:
         raise errors.upstream_unreachable() from error
-    except httpx.TimeoutException as error:
+    except (httpx.TimeoutException, TimeoutError) as error:
         raise errors.upstream_too_slow() from error
     except httpx.HTTPError as error:
         raise errors.upstream_broken("its reply broke off, or is no HTTP.") from error

@@ -7,8 +7,8 @@ raised as httpx's own exception for it.
 import asyncio
 import base64
 import ssl
-from collections.abc import AsyncIterator, Iterable
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, Literal, cast
 from urllib.parse import unquote_to_bytes
 
 import httpx
@@ -110,6 +110,12 @@ def lean(tls: ssl.SSLContext | None = None) -> httpx.AsyncBaseTransport:
 def aiohttp(tls: ssl.SSLContext | None = None) -> httpx.AsyncBaseTransport:
     """The same over aiohttp, which costs more and has been proven for longer."""
     return NamedFaults(tls or tls_context(), IDLE_MAX_S)
+
+
+TRANSPORTS: Final[dict[Literal["lean", "aiohttp"], Callable[[], httpx.AsyncBaseTransport]]] = {
+    "lean": lean,
+    "aiohttp": aiohttp,
+}
 
 
 def tls_context() -> ssl.SSLContext:

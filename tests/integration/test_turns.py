@@ -522,3 +522,21 @@ async def test_a_history_alone_may_be_continued(application: Application) -> Non
         assert _said(application.sent()) == ["One", "Hi."]
         refused = await application.post({"model": "m", "input": empty})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
+@both_modes
+@pytest.mark.parametrize("transport", ["lean", "aiohttp"])
+async def test_either_transport_carries_a_chain_and_tells_what_it_cannot_reach(
+    emptied_database_url: str, transport: str, stream: bool
+) -> None:
+    replies = [reply(message("Hi."), stream=stream)] * 2
+    async with running(emptied_database_url, replies, upstream_transport=transport) as application:
+        first = await application.turn(input="One", stream=stream)
+        second = await application.turn(input="Two", previous_response_id=first["id"], stream=stream)
+        assert second["status"] == "completed"
+        assert [item["content"] for item in application.sent()["input"][::2]] == ["One", "Two"]
+    async with running(
+        emptied_database_url, upstream="http://127.0.0.1:1/v1", upstream_transport=transport, retries_max=0
+    ) as application:
+        refused = await application.post({"model": "m", "input": "x", "stream": stream})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "server_error")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from server.errors import ApiError
+from server.protocol import raw
 from server.protocol.context import whole
 from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
@@ -25,7 +26,7 @@ CHAT_FUNCTION = {"type": "function", "function": {key: value for key, value in F
 def made(*items: dict[str, Any], fidelity: bytes | None = None) -> list[Item]:
     """What an upstream put out in one turn."""
     return [
-        from_upstream(json.dumps(item).encode(), item.get("id", f"id_{number}"), "up", fidelity)
+        from_upstream(raw.Object(json.dumps(item).encode()), item.get("id", f"id_{number}"), "up", fidelity)
         for number, item in enumerate(items)
     ]
 

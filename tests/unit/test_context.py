@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from server.errors import ApiError
+from server.protocol import raw
 from server.protocol.context import Context, is_assistants, is_call, is_cut, whole
 from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
@@ -29,7 +30,10 @@ def output(call_id: str | None, kind: str = "function", **members: Any) -> dict[
 
 def made(*items: dict[str, Any]) -> list[Item]:
     """A stored turn that an upstream put out."""
-    return [from_upstream(json.dumps(item).encode(), item.get("id") or f"made_{id(item)}", "gpu-1") for item in items]
+    return [
+        from_upstream(raw.Object(json.dumps(item).encode()), item.get("id") or f"made_{id(item)}", "gpu-1")
+        for item in items
+    ]
 
 
 def brought(*items: dict[str, Any]) -> list[Item]:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.recent import Reading, RecentHistories
+from server.protocol import raw
 from server.protocol.context import Context, whole
 from server.protocol.dialect import DIALECTS
 from server.protocol.history import KnownIds, OpenCall, Past, Replayed
@@ -122,7 +123,7 @@ def test_a_chain_that_is_remembered_says_what_one_that_is_read_says(
         warm, remembered = body(remembered, parsed, profile)
         cold, _ = body(Past(turns=turns), parsed, profile)
         assert warm == cold
-        made = [from_upstream(json.dumps(one).encode(), f"{one['id']}_{number}", "up") for one in output]
+        made = [from_upstream(raw.Object(json.dumps(one).encode()), f"{one['id']}_{number}", "up") for one in output]
         turn = [*parsed.items, *made]
         turns.append(turn)
         remembered = remembered.followed_by(turn)
@@ -130,7 +131,7 @@ def test_a_chain_that_is_remembered_says_what_one_that_is_read_says(
 
 
 def test_a_cut_call_that_waits_keeps_its_history_from_being_settled() -> None:
-    turn = [from_upstream(json.dumps(CUT).encode(), "f", "up")]
+    turn = [from_upstream(raw.Object(json.dumps(CUT).encode()), "f", "up")]
     assert not whole(Past(turns=[turn]), parse_input(b'"hm"')).is_settled
     answered = parse_input(b'[{"type":"function_call_output","call_id":"cut","output":"o"}]')
     assert not whole(Past(turns=[turn]), answered).is_settled

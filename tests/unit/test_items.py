@@ -445,7 +445,7 @@ def test_an_error_is_short_and_quotes_no_text() -> None:
     ],
 )
 def test_an_upstreams_item_is_never_refused(text: str, item_type: str, call_id: str | None) -> None:
-    assert from_upstream(text.encode(), "msg_1", "gpu-1") == Item(
+    assert from_upstream(raw.Object(text.encode()), "msg_1", "gpu-1") == Item(
         body=text.encode(), public_id="msg_1", type=item_type, call_id=call_id, is_output=True, issuer="gpu-1"
     )
 

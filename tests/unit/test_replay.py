@@ -39,7 +39,9 @@ def brought(*items: str) -> list[Item]:
 
 def made(*items: str) -> list[Item]:
     """What an upstream put out, under its own ids."""
-    return [from_upstream(text.encode(), json.loads(text).get("id") or "made_up", "gpu-1") for text in items]
+    return [
+        from_upstream(raw.Object(text.encode()), json.loads(text).get("id") or "made_up", "gpu-1") for text in items
+    ]
 
 
 def decisions(
@@ -525,7 +527,9 @@ def test_only_ids_that_somebody_gave_are_sent() -> None:
                {"role": "user", "content": "c", "id": ""}, {"role": "user", "content": "d", "id": "msg_d"}]  # fmt: skip
     assert [json.loads(copy).get("id") for copy in sent(*map(json.dumps, clients))] == [None, None, None, "msg_d"]
     bodies = ['{"type":"message","role":"assistant","content":"a"}', BLANK, BLANK.replace("msg_w", "a\\u0000b")]
-    history = [[from_upstream(body.encode(), f"shown_{number}", "gpu-1") for number, body in enumerate(bodies)]]
+    history = [
+        [from_upstream(raw.Object(body.encode()), f"shown_{number}", "gpu-1") for number, body in enumerate(bodies)]
+    ]
     assert [json.loads(copy).get("id") for copy in sent(history=history)] == ["shown_0", "shown_1", "shown_2"]
 
 
@@ -938,7 +942,7 @@ def contexts(draw: st.DrawFn) -> Context:
         turns.append([])
         for is_output, body in turn:
             text = json.dumps(body, ensure_ascii=True).encode()
-            item = from_upstream(text, f"public_{len(turns)}_{len(turns[-1])}", "gpu-1")
+            item = from_upstream(raw.Object(text), f"public_{len(turns)}_{len(turns[-1])}", "gpu-1")
             turns[-1].append(msgspec.structs.replace(item, is_output=is_output))
     count = sum(map(len, turns))
     answered = draw(st.frozensets(st.integers(0, max(count - 1, 0))))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
+from server.protocol import raw
 from server.protocol.context import whole
 from server.protocol.history import Past
 from server.protocol.items import Item, from_upstream, parse_input
@@ -40,7 +41,7 @@ ASKED = {"type": "message", "role": "user", "content": "q"}
 
 
 def made(item: dict[str, Any], issuer: str = "up", fidelity: bytes | None = None) -> Item:
-    return from_upstream(json.dumps(item).encode(), item.get("id", "i"), issuer, fidelity)
+    return from_upstream(raw.Object(json.dumps(item).encode()), item.get("id", "i"), issuer, fidelity)
 
 
 def decided(profile: Profile, *output: Item, given_input: Sequence[dict[str, Any]] = (ASKED,)) -> list[Decision]:

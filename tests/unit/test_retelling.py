@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.protocol import raw
 from server.protocol.items import Item, from_upstream
 from server.protocol.raw import Object
 from server.protocol.request import parse
@@ -33,7 +34,7 @@ def stored(status: str) -> tuple[Object, list[Item]]:
     upstream = Object(b'{"usage":{"input_tokens":1,"output_tokens":2},"created_at":17}')
     body = ResponseObject(request, "resp_1", lambda: 18).ended(upstream, status, None)
     items: list[dict[str, Any]] = [THOUGHT, MESSAGE]
-    return body, [from_upstream(json.dumps(item).encode(), item["id"], "up") for item in items]
+    return body, [from_upstream(raw.Object(json.dumps(item).encode()), item["id"], "up") for item in items]
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])

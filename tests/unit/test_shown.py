@@ -7,6 +7,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
+from server.protocol import raw
 from server.protocol.items import Item, from_upstream, parse_input
 from server.protocol.shown import shown
 
@@ -14,7 +15,7 @@ LISTED: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 
 
 def of_upstream(body: str, public_id: str = "i_1") -> Item:
-    return from_upstream(body.encode(), public_id, issuer="up")
+    return from_upstream(raw.Object(body.encode()), public_id, issuer="up")
 
 
 def of_client(item: dict[str, Any]) -> Item:

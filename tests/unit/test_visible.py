@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.protocol import raw
 from server.protocol.items import from_upstream
 from server.protocol.visible import is_empty, is_reasoning_only
 
@@ -44,5 +45,7 @@ REFUSED = {"type": "message", "role": "assistant", "content": [{"type": "refusal
     ],
 )
 def test_what_is_nothing(items: list[dict[str, Any]], empty: bool, reasoning_only: bool) -> None:
-    output = [from_upstream(json.dumps(item).encode(), f"i{number}", "up") for number, item in enumerate(items)]
+    output = [
+        from_upstream(raw.Object(json.dumps(item).encode()), f"i{number}", "up") for number, item in enumerate(items)
+    ]
     assert (is_empty(output), is_reasoning_only(output)) == (empty, reasoning_only)
