@@ -139,7 +139,15 @@ class _Reply:
         self._has_started = False
 
     async def follow(self, run: Run) -> None:
-        """Reply with what the run gives. A client that is let go of must see that its reply has no end."""
+        """Reply with what the run gives."""
+        if run.is_stream:
+            await self._follow_stream(run)
+        elif answer := await run.read():
+            await self._start(200, [*_JSON_HEADERS, _length(answer)])
+            await self._send({"type": "http.response.body", "body": answer, "more_body": False})
+
+    async def _follow_stream(self, run: Run) -> None:
+        """A client that is let go of must see that its reply has no end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as patience:
                 # A reader that is let go of may hold up the sending for as long as it likes.
@@ -147,11 +155,6 @@ class _Reply:
                 await self._send_all(run)
 
     async def _send_all(self, run: Run) -> None:
-        if not run.is_stream:
-            if answer := await run.read():
-                await self._start(200, [*_JSON_HEADERS, _length(answer)])
-                await self._send({"type": "http.response.body", "body": answer, "more_body": False})
-            return
         while chunk := await run.read():
             if not self._has_started:
                 await self._start(200, _STREAM_HEADERS)

@@ -162,6 +162,9 @@ class HttpProtocol(HttpToolsProtocol):
     request for that protocol, so that its body would be lost. Here it is parsed once more without the offer.
     """
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         try:
@@ -191,6 +194,40 @@ class HttpProtocol(HttpToolsProtocol):
                 lines.append(name + b": " + kept)
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(b"\r\n".join([*lines, b"", rest]))
+
+
+class _Gathering:
+    """A transport that keeps the head of a reply until its body comes in the same step of the loop.
+
+    uvicorn writes them one after the other, and each write is a call of the system and a packet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            self._transport.writelines([self._head, data])
+            self._head = b""
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def _without_upgrade(value: bytes) -> bytes:

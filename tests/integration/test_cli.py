@@ -156,6 +156,7 @@ def test_a_turn_without_its_client_has_the_time_to_end_that_others_have(folder: 
     assert [(line["event"], line.get("status")) for line in logged(log)][1:] == [
         ("turn_began", None),
         ("turn_ended", "completed"),
+        ("prefixes_counted", None),
         ("stopped", None),
     ]
 

@@ -76,12 +76,13 @@ models = ["other"]
 
 
 async def test_a_chain_that_moves(emptied_database_url: str) -> None:
+    """To an upstream of the other dialect, where the history is spelled in messages."""
     chat = {"choices": [{"index": 0, "message": {"content": "Yes."}, "finish_reason": "stop"}]}
     replies = [reply(message("Yes."), stream=False), type(reply(stream=False))(json=chat)]
     async with running(emptied_database_url, replies, upstreams=UPSTREAMS) as application:
         first = await application.turn(model="one", input="q")
         await application.turn(model="other", input="r", previous_response_id=first["id"])
-    assert prefixes(application) == ["first", "upstream,model"]
+    assert prefixes(application) == ["first", "upstream,model,history"]
 
 
 async def test_a_cut_call_that_is_answered_late(emptied_database_url: str) -> None:
