@@ -46,6 +46,8 @@ async def measured(rounds: int, peer: Path | None, folder: Path) -> Results:
             depths = await measures.depths(chains, other_of_ours, rounds)
         tell("statements")
         statements = {name: await measures.statements(bench, name) for name in bench.names}
+        tell("workers")
+        turns_per_s = await measures.turns_per_s(bench, rounds)
         tell("open streams")
         stream_bytes = {name: await measures.stream_bytes(bench, name) for name in bench.names}
     return Results(
@@ -59,6 +61,7 @@ async def measured(rounds: int, peer: Path | None, folder: Path) -> Results:
         statements=statements,
         stored=stored,
         stream_bytes=stream_bytes,
+        turns_per_s=turns_per_s,
     )
 
 

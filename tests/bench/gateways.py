@@ -40,9 +40,9 @@ class Bench:
         return self._postgres.new_database()
 
     @contextlib.asynccontextmanager
-    async def started(self, name: str, database_url: str) -> AsyncIterator[Gateway]:
-        """A fresh process of the server with this name; several may share one database."""
-        process = self._ours(database_url) if name == OURS else self._peers(database_url)
+    async def started(self, name: str, database_url: str, *, workers: int = 1) -> AsyncIterator[Gateway]:
+        """A fresh process of the server with this name; several may share one database. Ours may have workers."""
+        process = self._ours(database_url, workers) if name == OURS else self._peers(database_url)
         # Its way to the database may lead through this very loop, which therefore must not wait for it.
         gateway = await asyncio.to_thread(process.__enter__)
         try:
@@ -51,10 +51,10 @@ class Bench:
             await asyncio.to_thread(process.__exit__, None, None, None)
 
     @contextlib.contextmanager
-    def _ours(self, database_url: str) -> Iterator[Gateway]:
+    def _ours(self, database_url: str, workers: int) -> Iterator[Gateway]:
         label = f"rejoinder-{free_port()}"
         line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--database-url", database_url]
-        line += ["--upstream", f"{self._upstream_url}/v1"]
+        line += ["--upstream", f"{self._upstream_url}/v1", "--workers", str(workers)]
         with processes.running(line, self._folder, label) as process:
             log = self._folder / f"{label}.log"
             url = processes.awaited(process, lambda: processes.serving(log), log)["url"]

@@ -3,6 +3,7 @@
 Servers take turns within a round, so that a noisy machine hits them alike; a figure is the median of the rounds.
 """
 
+import contextlib
 import random
 import statistics
 import string
@@ -28,6 +29,9 @@ WORKS: dict[str, tuple[Body, int, int]] = {
 REQUESTS_AT_DEPTH = {0: 200, 1: 200, 10: 200, 20: 200, 100: 100, 300: 50, 1000: 20}
 STREAMS_OF_FIRST_BYTE = (1, 32, 256)
 STREAMS_HELD = 1000
+WORKERS = (1, 2)
+REQUESTS_OF_WORKERS = 1500
+CLIENTS_OF_WORKERS = 16
 WARM_UP_REQUESTS = 50
 STATEMENT_TURNS = 20
 STATEMENT_DEPTH = 20
@@ -141,6 +145,21 @@ async def stream_bytes(bench: Bench, name: str) -> float:
         before = memory_bytes(gateway.pid)
         async with load.open_streams(gateway.url, body, STREAMS_HELD):
             return (memory_bytes(gateway.pid) - before) / STREAMS_HELD
+
+
+async def turns_per_s(bench: Bench, rounds: int) -> dict[int, Cost]:
+    """What so many workers do of JSON turns, asked by enough clients to keep all of them at work."""
+    body = WORKS["json"][0]
+    async with contextlib.AsyncExitStack() as opened:
+        gateways = {
+            workers: await opened.enter_async_context(
+                bench.started(OURS, await opened.enter_async_context(bench.new_database()), workers=workers)
+            )
+            for workers in WORKERS
+        }
+        asked = {gateway: [[body] * REQUESTS_OF_WORKERS] * rounds for gateway in gateways.values()}
+        costs = await _interleaved(asked, CLIENTS_OF_WORKERS)
+        return {workers: costs[gateway] for workers, gateway in gateways.items()}
 
 
 async def _interleaved(asked: Mapping[Gateway, Sequence[Sequence[Body]]], clients: int) -> dict[Gateway, Cost]:

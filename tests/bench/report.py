@@ -21,7 +21,8 @@ NONE = "-"
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Everything is by server in the end; depths are numbers of turns before, first bytes by streams at once.
 
-    `first_bytes` are milliseconds, `statements` those a turn, `stream_bytes` the memory of one open stream.
+    `first_bytes` are milliseconds, `statements` those a turn, `stream_bytes` the memory of one open stream,
+    `turns_per_s` JSON turns of our server by its workers.
     """
 
     date: str
@@ -34,6 +35,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     statements: dict[str, dict[str, float]]
     stored: dict[str, Stored]
     stream_bytes: dict[str, float]
+    turns_per_s: dict[int, Cost]
 
 
 def machine() -> str:
@@ -49,7 +51,9 @@ def tables(results: Results) -> str:
         f"{results.date} · {results.machine} · Python {platform.python_version()} · PostgreSQL {results.postgres} · "
         f"medians of {results.rounds} rounds"
     )
-    parts = [title, _costs(results), _rehydration(results), _first_bytes(results), _per_turn(results)]
+    parts = [
+        title, _costs(results), _rehydration(results), _first_bytes(results), _per_turn(results), _workers(results),
+    ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
@@ -121,6 +125,14 @@ def _per_turn(results: Results) -> str:
     memory = [f"{results.stream_bytes[name] / 1000:.1f}" for name in names]
     rows.append([f"kB of memory an open stream, {STREAMS_HELD} open", *memory])
     return _table(["", *names], rows)
+
+
+def _workers(results: Results) -> str:
+    rows = [
+        [str(workers), f"{cost.per_s:.0f}", f"{cost.cpu_ms:.2f}", f"{cost.wait_ms:.1f}"]
+        for workers, cost in results.turns_per_s.items()
+    ]
+    return _table(["workers", "JSON turns per second", "CPU ms a turn", "wait ms"], rows)
 
 
 def _servers(results: Results) -> list[str]:

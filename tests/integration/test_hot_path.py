@@ -20,13 +20,14 @@ import pytest
 
 import server
 from server.mock import Reply
-from tests.application import Application, message, reply
+from tests.application import Application, message, reply, running
 from tests.postgres import connected, recorded_statements
 
-CALLS_OF_A_JSON_TURN_MAX = 593
+CALLS_OF_A_JSON_TURN_MAX = 596
 CALLS_OF_A_DELTA_IN_A_BURST_MAX = 14.4
 CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 36.3
-CALLS_OF_A_REPLAYED_ITEM_MAX = 64.9
+CALLS_OF_A_REPLAYED_ITEM_MAX = 60.5
+CALLS_OF_MORE_PARTS_MAX = 10
 
 USAGE = {
     "input_tokens": 5,
@@ -108,15 +109,27 @@ async def test_a_delta_makes_few_calls(application: Application, is_burst: bool,
     assert 1 < (many - few) / 100 <= calls_max
 
 
-async def test_a_replayed_item_makes_few_calls(application: Application) -> None:
+async def test_a_replayed_item_makes_few_calls(emptied_database_url: str) -> None:
+    async with running(emptied_database_url, history_cache_bytes=0) as application:
+        few, many = await calls_of_continuations(application)
+    # Twenty turns of two items each.
+    assert 1 < (many - few) / 40 <= CALLS_OF_A_REPLAYED_ITEM_MAX
+
+
+async def test_an_item_that_is_remembered_makes_none(application: Application) -> None:
+    """But for a look into each of the few parts that a history is in."""
+    few, many = await calls_of_continuations(application)
+    assert abs(many - few) <= CALLS_OF_MORE_PARTS_MAX
+
+
+async def calls_of_continuations(application: Application) -> list[int]:
+    """The calls of a turn behind twenty others, and of one behind forty."""
     ids = await chain(application, 40)
     answer = reply(message("Hi."), stream=False)
-    few, many = [
+    return [
         await calls_of_a_turn(application, answer, input="One", previous_response_id=ids[depth - 1])
         for depth in (20, 40)
     ]
-    # Twenty turns of two items each.
-    assert 1 < (many - few) / 40 <= CALLS_OF_A_REPLAYED_ITEM_MAX
 
 
 async def test_a_turn_asks_the_same_of_the_database_at_any_depth(application: Application) -> None:
