@@ -53,6 +53,11 @@ class ApiError(Exception):
         self.allow = allow
         self.should_retry = should_retry
 
+    @property
+    def cause(self) -> str | None:
+        """The type of what went wrong underneath, which is all of it that a log may hold."""
+        return type(self.__cause__).__name__ if self.__cause__ else None
+
 
 class UpstreamUnreachable(ApiError):
     """A model server that nothing was sent to, since no connection to it could be made: an equal one may be asked."""
@@ -200,6 +205,13 @@ def conversation_not_found(conversation_id: str) -> ApiError:
 def conversation_locked() -> ApiError:
     message = "Another process is currently operating on this conversation. Please retry in a few seconds."
     return ApiError(400, message, param="conversation", code="conversation_locked")
+
+
+def key_lost() -> ApiError:
+    message = (
+        "The claim on the Idempotency-Key could not be kept. Send the request again: another server may answer it."
+    )
+    return ApiError(503, message, type="server_error")
 
 
 def lease_lost() -> LeaseLost:

@@ -68,8 +68,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
 
 def render_api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
     if error.status >= 500:
-        cause = type(error.__cause__).__name__ if error.__cause__ else None
-        request.app.state.telemetry.warning("request_failed", status=error.status, code=error.code, cause=cause)
+        request.app.state.telemetry.warning("request_failed", status=error.status, code=error.code, cause=error.cause)
     return Response(error_body(error), status_code=error.status, media_type=JSON, headers=error_headers(error))
 
 

@@ -17,7 +17,7 @@ from server.engine.turn import Turns
 from server.errors import ApiError
 from server.protocol import ids, raw
 from server.protocol.retelling import retold
-from server.store.idempotency import IdempotencyKeys, KeyClaim, KnownKey
+from server.store.idempotency import IdempotencyKeys, KeyClaim
 from server.store.responses import Responses
 from server.telemetry import Telemetry
 
@@ -29,6 +29,7 @@ _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 1.0
 class _InFlight(NamedTuple):
     """A run of this process that answers a key, and the task that gives the key back if there is no answer."""
 
+    body_hash: str
     run: Run
     ending: "asyncio.Task[None]"
 
@@ -44,7 +45,7 @@ class Idempotency:
         self._responses = responses
         self._telemetry = telemetry
         self._wait_max_s = wait_max_s
-        self._in_flight: dict[str, _InFlight] = {}
+        self._in_flight: dict[tuple[int, str], _InFlight] = {}
 
     async def close(self) -> None:
         """Wait until the keys of turns that have ended are given back; no turn may be in flight any more."""
@@ -64,19 +65,31 @@ class Idempotency:
         body_hash = await aside(len(body), _hash, body)
         loop = asyncio.get_running_loop()
         deadline_s, wait_s = loop.time() + self._wait_max_s, _FIRST_WAIT_S
-        while True:
-            claim = KeyClaim(tenant_id, key, body_hash, ids.new_response_id())
-            if await self._keys.claim(claim):
-                return await self._first(tenant_id, body, claim)
-            known = await self._keys.find(tenant_id, key)
-            if known is not None and known.body_hash != body_hash:
-                raise errors.idempotency_conflict()
-            if known is not None and (run := await self._answered(tenant_id, body, known, leaving)) is not None:
-                return run
+        while (run := await self._answering(tenant_id, body, key, body_hash, leaving)) is None:
             await asyncio.wait([leaving], timeout=wait_s)
             if leaving.done() or loop.time() > deadline_s:
                 raise errors.idempotency_in_progress()
             wait_s = min(wait_s * 2, _LAST_WAIT_S)
+        return run
+
+    async def _answering(
+        self, tenant_id: int, body: bytes, key: str, body_hash: str, leaving: "asyncio.Task[None]"
+    ) -> Run | None:
+        """What answers now, be it a turn that begins; None while another server is at work."""
+        in_flight = self._in_flight.get((tenant_id, key))
+        if in_flight is not None:
+            if in_flight.body_hash != body_hash:
+                raise errors.idempotency_conflict()
+            return await _follow(in_flight, leaving)
+        claim = KeyClaim(tenant_id, key, body_hash, ids.new_response_id())
+        if await self._keys.claim(claim):
+            return await self._first(tenant_id, body, claim)
+        known = await self._keys.find(tenant_id, key)
+        if known is not None and known.body_hash != body_hash:
+            raise errors.idempotency_conflict()
+        if known is None or not known.is_done:
+            return None
+        return await self._again(tenant_id, body, known.response_public_id)
 
     async def _first(self, tenant_id: int, body: bytes, key: KeyClaim) -> Run:
         claim = Claim(self._keys, key, self._telemetry)
@@ -85,10 +98,12 @@ class Idempotency:
         except BaseException:
             await asyncio.shield(claim.free())
             raise
+        # Another server has it by now, and answers: what this one makes would be a second answer.
+        claim.on_lost = lambda: run.cancel(errors.key_lost())
         run.keep()
         ending = asyncio.get_running_loop().create_task(self._free_at_end(run, claim))
-        self._in_flight[key.response_public_id] = _InFlight(run, ending)
-        ending.add_done_callback(lambda _: self._in_flight.pop(key.response_public_id))
+        self._in_flight[tenant_id, key.key] = _InFlight(key.body_hash, run, ending)
+        ending.add_done_callback(lambda _: self._in_flight.pop((tenant_id, key.key)))
         return run
 
     async def _free_at_end(self, run: Run, claim: Claim[KeyClaim]) -> None:
@@ -99,15 +114,6 @@ class Idempotency:
                 await self._keys.forget(claim.lease)
         # A key whose response is stored keeps it.
         await claim.free()
-
-    async def _answered(
-        self, tenant_id: int, body: bytes, known: KnownKey, leaving: "asyncio.Task[None]"
-    ) -> Run | None:
-        """What gives the response that a key has; None where there is none yet, or none any more."""
-        in_flight = self._in_flight.get(known.response_public_id)
-        if in_flight is not None:
-            return await _follow(in_flight, leaving)
-        return await self._again(tenant_id, body, known.response_public_id) if known.is_done else None
 
     async def _again(self, tenant_id: int, body: bytes, response_id: str) -> Run:
         stored = await self._responses.get(tenant_id, response_id)

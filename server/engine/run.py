@@ -45,6 +45,7 @@ class Run:
         self.is_out_of_time = False
         self._is_closing = False
         self._is_cancelled = False
+        self.reason_to_fail: ApiError | None = None
         self._kept: list[bytes] | None = None
         self._kept_bytes = 0
         self._joined: list[Run] = []
@@ -54,9 +55,13 @@ class Run:
         self._task = self._loop.create_task(work)
         return self._task
 
-    def cancel(self) -> None:
-        """Stop making the turn, unless it is being closed: what an upstream has finished is stored as it is."""
+    def cancel(self, reason: ApiError | None = None) -> None:
+        """Stop making the turn, unless it is being closed: what an upstream has finished is stored as it is.
+
+        With a reason the turn has failed, without one its client has left it.
+        """
         self._is_cancelled = True
+        self.reason_to_fail = reason
         # Behind its first step: a task that is cancelled before never takes it, and would leave everything undone.
         self._loop.call_soon(self._cancel_now)
 

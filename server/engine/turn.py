@@ -103,7 +103,7 @@ class Turns:
                 turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
-            log("request_refused", status=error.status, code=error.code, param=_place(error), cause=_cause(error))
+            log("request_refused", status=error.status, code=error.code, param=_place(error), cause=error.cause)
             raise
         run = Run(
             is_stream=turn.request.stream,
@@ -309,6 +309,8 @@ class Turns:
             return errors.turn_too_slow(self._limits.turn_max_s)
         if self._is_stopping:
             return errors.stopping()
+        if run.reason_to_fail is not None:
+            return run.reason_to_fail
         return errors.lease_lost() if turn.origin.is_lost else None
 
     def _reader(self, turn: Turn) -> Reader:
@@ -384,7 +386,7 @@ class Turns:
 
     def _warn(self, event: str, turn: Turn, error: ApiError) -> None:
         self._telemetry.warning(
-            event, response_id=turn.response_id, status=error.status, code=error.code, cause=_cause(error)
+            event, response_id=turn.response_id, status=error.status, code=error.code, cause=error.cause
         )
 
 
@@ -392,8 +394,3 @@ def _place(error: ApiError) -> str | None:
     """Where in a request the fault is, for the log."""
     member = re.match(r"\w*", error.param or "")
     return error.param if member and member[0] in MEMBERS else None
-
-
-def _cause(error: ApiError) -> str | None:
-    """The type of what went wrong underneath, for the log."""
-    return type(error.__cause__).__name__ if error.__cause__ else None

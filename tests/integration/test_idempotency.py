@@ -263,6 +263,20 @@ async def test_a_long_turn_keeps_its_key(emptied_database_url: str) -> None:
         assert told(await again) == told(await first)
 
 
+@both_modes
+async def test_a_turn_whose_key_another_server_has_ends_as_failed(emptied_database_url: str, stream: bool) -> None:
+    """As after an outage that was longer than the claim: nobody pays for a second answer."""
+    async with running(emptied_database_url, lease_s=0.3) as application:
+        with application.upstream_held():
+            waiting = asyncio.create_task(asked(application, stream=stream))
+            await until(lambda: len(application.mock.posts) == 1)
+            async with connected(emptied_database_url) as connection:
+                await connection.execute("update idempotency_keys set response_public_id = 'resp_of_another'")
+            answer = await waiting
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert "responses" not in await stored_rows(emptied_database_url)
+
+
 async def test_a_key_is_forgotten_after_a_day(application: Application, emptied_database_url: str) -> None:
     first = told(await asked(application))
     async with connected(emptied_database_url) as connection:
