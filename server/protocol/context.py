@@ -104,12 +104,15 @@ def is_cut(item: Item, cut: raw.Object | None = None) -> bool:
     return False
 
 
-def is_assistants(item: Item) -> bool:
-    """Whether an item was made by a model: now, or in a history that the client keeps and sends inline."""
+def is_assistants(item: Item, cut: raw.Object | None = None) -> bool:
+    """Whether an item was made by a model: now, or in a history that the client keeps and sends inline.
+
+    `cut` is the item's body where it is open already.
+    """
     if item.is_output or item.type == "reasoning" or item.type.endswith("_call"):
         return True
     # A client's message always has a role: one without it was made by an upstream, and a reference stands for it.
-    return item.type == "message" and raw.Object(item.body).string("role") in ("assistant", None)
+    return item.type == "message" and (cut or raw.Object(item.body)).string("role") in ("assistant", None)
 
 
 def _answered(past: Past, request_input: Input, history_param: str) -> Context:

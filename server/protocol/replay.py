@@ -68,12 +68,12 @@ def _places(context: Context, profile: Profile, history_param: str, issuer: str)
     position = message = 0
     for number, turn in enumerate(context.turns):
         is_input = number == len(context.turns) - 1
-        for run in _runs(turn):
+        cuts = [raw.Object(item.body) for item in turn]
+        for run in _runs(turn, cuts):
             calls = any(is_call(turn[index]) for index in run)
             fields = _fields([turn[index] for index in run], profile)
             for index in run:
-                item = turn[index]
-                cut = raw.Object(item.body)
+                item, cut = turn[index], cuts[index]
                 param = f"input[{index}]" if is_input else history_param
                 yield _Place(
                     item=item,
@@ -93,9 +93,9 @@ def _places(context: Context, profile: Profile, history_param: str, issuer: str)
             message += 1
 
 
-def _runs(turn: Sequence[Item]) -> Iterator[range]:
+def _runs(turn: Sequence[Item], cuts: Sequence[raw.Object]) -> Iterator[range]:
     """The indexes of a turn's items by chat message: what a turn put out, an unbroken inline run, any other alone."""
-    are_models = [is_assistants(item) for item in turn]
+    are_models = list(map(is_assistants, turn, cuts))
     starts = [
         index
         for index, item in enumerate(turn)
@@ -199,7 +199,7 @@ def _decide_message(place: _Place) -> Decision:
     if place.cut.string("role") in ("assistant", None):
         return _decide_assistants(place, content)
     sent = _sent_parts(place, content)
-    if all(_text(part) == b'""' for part in _parts(sent)):
+    if sent == b'""' or (not sent.startswith(b'"') and all(_text(part) == b'""' for part in _parts(sent))):
         return _left_out(place, "empty")
     return _sent(place, "kept", "message", _copy(place, {"content": sent}))
 
