@@ -38,6 +38,7 @@ async def measured(rounds: int, peer: Path | None, folder: Path) -> Results:
             works = await measures.works(gateways, upstream, rounds)
             tell("the wait for first bytes")
             first_bytes = await measures.first_bytes(gateways, upstream, rounds)
+            among_others = await measures.first_bytes_among_others(gateways, upstream, rounds)
             chains, stored = {}, {}
             for gateway in gateways:
                 tell(f"a chain of {gateway.name}")
@@ -58,6 +59,7 @@ async def measured(rounds: int, peer: Path | None, folder: Path) -> Results:
         works=works,
         depths=depths,
         first_bytes=first_bytes,
+        first_bytes_among_others=among_others,
         statements=statements,
         stored=stored,
         stream_bytes=stream_bytes,

@@ -7,6 +7,7 @@ processes says how much it worked.
 import asyncio
 import contextlib
 import json
+import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -22,6 +23,8 @@ REQUEST_MAX_S = 120
 # Work that a server does behind its answer counts as well.
 SETTLING_S = 0.2
 AT_ONCE = 50
+# As long as the streams take that are followed among others.
+SPREAD_S = 1.0
 HEADERS = {"content-type": "application/json", "authorization": "Bearer bench"}
 
 Body = dict[str, Any]
@@ -100,6 +103,28 @@ async def first_byte_ms(url: str, body: Body, streams: int) -> float:
         # Once without a clock: connections are there afterwards, at the server's upstream too.
         await asyncio.gather(*(wait_s() for _ in range(streams)))
         return statistics.median(await asyncio.gather(*(wait_s() for _ in range(streams)))) * 1000
+
+
+async def first_byte_among_others_ms(url: str, body: Body, streams: int, each: int) -> float:
+    """The median wait for a first byte while so many streams are open: each client begins one when its last has ended.
+
+    The first ones begin at any time within SPREAD_S, as people do.
+    """
+    waits_s: list[float] = []
+
+    async def follow() -> None:
+        await asyncio.sleep(random.uniform(0, SPREAD_S))
+        for _ in range(each):
+            sent_at_s = time.perf_counter()
+            async with session.post(f"{url}/v1/responses", data=json.dumps(body).encode()) as reply:
+                reply.raise_for_status()
+                await reply.content.readany()
+                waits_s.append(time.perf_counter() - sent_at_s)
+                await reply.read()
+
+    async with client() as session:
+        await asyncio.gather(*(follow() for _ in range(streams)))
+    return statistics.median(waits_s) * 1000
 
 
 def continuing(previous: str | None, body: Body) -> Body:

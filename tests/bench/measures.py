@@ -120,6 +120,21 @@ async def first_bytes(gateways: Sequence[Gateway], upstream: Gateway, rounds: in
     return measured
 
 
+async def first_bytes_among_others(
+    gateways: Sequence[Gateway], upstream: Gateway, rounds: int
+) -> dict[int, dict[str, float]]:
+    """The same while so many streams of a second are open, which begin one by one."""
+    body: Body = {"model": "live-20-50", "input": "hi", "stream": True}
+    measured: dict[int, dict[str, float]] = {}
+    for streams in STREAMS_OF_FIRST_BYTE:
+        waits: dict[str, list[float]] = {gateway.name: [] for gateway in (*gateways, upstream)}
+        for _ in range(rounds):
+            for gateway in (*gateways, upstream):
+                waits[gateway.name].append(await load.first_byte_among_others_ms(gateway.url, body, streams, 3))
+        measured[streams] = {name: statistics.median(times) for name, times in waits.items()}
+    return measured
+
+
 async def statements(bench: Bench, name: str) -> dict[str, float]:
     """How many statements a fresh server sends a turn: one without history, and one that continues a chain."""
     async with (
