@@ -201,10 +201,13 @@ def _full_usage(usage: bytes) -> bytes:
     full = {name: _integer(cut, name) or b"0" for name in _TOKENS}
     full["total_tokens"] = _integer(cut, "total_tokens") or raw.literal(sum(map(int, full.values())))
     for name, wanted in _TOKEN_DETAILS.items():
-        details = raw.Object(_object(cut, name) or b"{}")
-        counts = {key: value for key, value in details.members() if _is_number(value)}
-        full[name] = raw.render(dict.fromkeys(wanted, b"0") | counts)
-    return raw.render(dict(cut.members()) | full)
+        details = dict(raw.Object(_object(cut, name) or b"{}").members())
+        counts = {key: value for key, value in details.items() if _is_number(value)}
+        missing = [key for key in wanted if key not in counts]
+        if missing or len(counts) < len(details):
+            full[name] = raw.render(dict.fromkeys(wanted, b"0") | counts)
+    members = dict(cut.members())
+    return usage if members == members | full else raw.render(members | full)
 
 
 def _error(error: Mapping[str, str]) -> bytes:
