@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 import msgspec
 
 from server.protocol import events, raw, response, sse, usage
-from server.protocol.deltas import goes_on, joined_halves
+from server.protocol.deltas import Flow, joined_halves
 from server.protocol.dialect import Reader
 from server.protocol.events import StreamEvent
 from server.protocol.items import Item
@@ -57,8 +57,8 @@ class Assembler:
         self._sequence_number = 0
         self._opening = [events.CREATED, events.IN_PROGRESS]
         self._started: bytes | None = None
-        # The delta that came last, where nothing in it had to be looked at but its place.
-        self._flow: tuple[StreamEvent, OutputItem] | None = None
+        # Of the delta that came last, if it passed as it came.
+        self._flow: Flow | None = None
         # What an upstream has told of its usage before it told the end.
         self._costs: raw.Object | None = None
 
@@ -143,32 +143,32 @@ class Assembler:
 
     def _take_bytes(self, chunk: bytes) -> None:
         try:
-            self._take_all(self._decoder.feed(chunk))
+            self._take_all(self._decoder.cut(chunk))
         except sse.EventTooLarge as too_large:
-            self._take_all(too_large.events_before)
+            self._take_all(too_large.blocks_before)
             self.fail("The model server sent an event that is too large.")
 
-    def _take_all(self, frames: list[sse.Event]) -> None:
-        for frame in frames:
-            if self.outcome is None:
+    def _take_all(self, blocks: list[bytes]) -> None:
+        at = 0
+        while at < len(blocks) and self.outcome is None:
+            length = 0 if self._flow is None else self._flow.length(blocks, at, self._sequence_number)
+            if length:
+                self._frames.append(sse.joined(blocks[at : at + length]))
+                self._sequence_number += length
+            elif (frame := sse.parsed(blocks[at])) is not None:
+                self._flow = None
                 self._take(frame)
+            at += length or 1
 
     def _take(self, frame: sse.Event) -> None:
         data = frame.data.strip()
-        if data in (b"", b"null"):
-            return
         if data == b"[DONE]":
             self.end()
-            return
-        try:
-            event = events.read(frame)
-            if self._flow is not None and goes_on(self._flow[0], event):
-                self._pass(event, {}, self._flow[1])
-            else:
-                self._flow = None
-                self._dispatch(event)
-        except raw.Malformed:
-            self.fail("The model server sent an event that is not JSON.")
+        elif data not in (b"", b"null"):
+            try:
+                self._dispatch(events.read(frame))
+            except raw.Malformed:
+                self.fail("The model server sent an event that is not JSON.")
 
     def _dispatch(self, event: StreamEvent) -> None:
         if event.type in (events.CREATED, events.IN_PROGRESS, events.QUEUED):
@@ -247,9 +247,9 @@ class Assembler:
                 changes["content_index"] = raw.literal(part)
         if item.half_characters or b"\\u" in event.data:
             changes |= joined_halves(event, item)
-        if not (changes or item.half_characters) and event.type.endswith(".delta"):
-            self._flow = event, item
-        self._pass(event, changes, item)
+        as_it_came = self._pass(event, changes, item)
+        if as_it_came and not item.half_characters and event.type.endswith(".delta"):
+            self._flow = Flow(event)
 
     def _take_of_no_item(self, event: StreamEvent) -> None:
         """An event of a type that we do not know: whatever response object it carries is ours by then."""
@@ -299,8 +299,8 @@ class Assembler:
         view = shown(body, is_done=is_done)
         self._pass(event, {} if view == body.body else {"item": view}, item)
 
-    def _pass(self, event: StreamEvent, changes: dict[str, bytes], item: OutputItem | None = None) -> None:
-        """The upstream's event with what differs from its place in our stream replaced, else as it came."""
+    def _pass(self, event: StreamEvent, changes: dict[str, bytes], item: OutputItem | None = None) -> bool:
+        """The upstream's event with what differs from its place in our stream replaced, else as it came: whether so."""
         if event.type != event.sent_type:
             changes["type"] = raw.literal(event.type)
         if event.sequence_number != self._sequence_number:
@@ -312,6 +312,7 @@ class Assembler:
                 changes["item_id"] = raw.literal(item.public_id)
         data = events.opened(event).spliced(changes) if changes else event.data
         self._add(sse.encode(event.type.encode(), data))
+        return not changes
 
     def _write(self, name: str, members: dict[str, bytes]) -> None:
         self._add(events.write(name, {"sequence_number": raw.literal(self._sequence_number), **members}))

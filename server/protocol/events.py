@@ -60,7 +60,9 @@ DEPTH_MAX = 512
 _INTEGER_DIGITS_MAX = 15
 
 
-class _Head(msgspec.Struct):
+class Head(msgspec.Struct, gc=False):
+    """The five members as they were sent."""
+
     type: str | None = None
     sequence_number: int | None = None
     output_index: int | None = None
@@ -68,7 +70,11 @@ class _Head(msgspec.Struct):
     content_index: int | None = None
 
 
-_HEAD = msgspec.json.Decoder(_Head)
+HEADS = msgspec.json.Decoder(Head)
+"""Raises msgspec.DecodeError where a text is no JSON object, or one of the five is neither null nor of its type.
+
+It looks at the strings that it reads, not at those that it skips: whether they are UTF-8 is for others to see.
+"""
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
@@ -93,11 +99,10 @@ def read(frame: sse.Event) -> StreamEvent:
     """
     data = frame.data
     try:
-        head = _HEAD.decode(data)
+        head = HEADS.decode(data)
     except (msgspec.DecodeError, RecursionError):
         head = _read_slowly(data)
     if not data.isascii():
-        # msgspec looks at the strings that it reads, not at those that it skips.
         raw.check(data, DEPTH_MAX)
     sent_type = head.type
     name = sent_type or frame.name.decode("utf-8", "replace")
@@ -117,11 +122,11 @@ def write(name: str, members: dict[str, bytes]) -> bytes:
     return sse.encode(name.encode(), raw.render({"type": raw.literal(name), **members}))
 
 
-def _read_slowly(data: bytes) -> _Head:
+def _read_slowly(data: bytes) -> Head:
     """The five members of an event in which one has a wrong type, or that holds a lone surrogate."""
     raw.check(data, DEPTH_MAX)
     cut = raw.Object(data)
-    return _Head(
+    return Head(
         type=cut.string("type"),
         sequence_number=_integer(cut.get("sequence_number")),
         output_index=_integer(cut.get("output_index")),

@@ -22,12 +22,16 @@ class Event(NamedTuple):
 class EventTooLarge(Exception):
     """One event is larger than `event_bytes_max`. The decoder is of no use afterwards.
 
-    `events_before` are those that the same chunk completed before it.
+    `blocks_before` are those that the same chunk completed before it, `events_before` their events.
     """
 
-    def __init__(self, event_bytes_max: int, events_before: list[Event]) -> None:
+    def __init__(self, event_bytes_max: int, blocks_before: list[bytes]) -> None:
         super().__init__(f"an event is larger than {event_bytes_max} bytes")
-        self.events_before = events_before
+        self.blocks_before = blocks_before
+
+    @property
+    def events_before(self) -> list[Event]:
+        return _events(self.blocks_before)
 
 
 class Decoder:
@@ -43,33 +47,34 @@ class Decoder:
         self._unfinished = bytearray()
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that `chunk` completes, in order.
+        """The events that `chunk` completes, in order; raises EventTooLarge as `cut` does."""
+        return _events(self.cut(chunk))
 
-        Raises EventTooLarge when the text of one event, with its comments but without the empty line that ends it, is
-        longer than `event_bytes_max`.
+    def cut(self, chunk: bytes) -> list[bytes]:
+        """The blocks of lines that `chunk` completes, in order, each without the empty line that ends it.
+
+        A block is an event, or nothing: `parsed` tells. Raises EventTooLarge when the text of one, with its comments,
+        is longer than `event_bytes_max`.
         """
         if self._start is not None:
             chunk = self._without_byte_order_mark(chunk)
-        text = self._with_line_feeds(chunk)
+        if self._after_carriage_return or b"\r" in chunk:
+            chunk = self._with_line_feeds(chunk)
         # Only the border to what is already there can hold an empty line not yet seen: nothing is scanned twice.
         first_unseen = max(len(self._unfinished) - 1, 0)
-        self._unfinished += text
+        self._unfinished += chunk
         end = self._unfinished.rfind(b"\n\n", first_unseen)
         if end < 0:
-            self._check_size([])
+            self._check_size(self._unfinished, [])
             return []
         blocks = bytes(self._unfinished[:end]).split(b"\n\n")
         del self._unfinished[: end + 2]
-        events: list[Event] = []
-        for block in blocks:
-            if len(block) > self._event_bytes_max:
-                self._check_size(events, block)
-            event = _parsed(block)
-            if event is not None:
-                events.append(event)
-        if self._unfinished:
-            self._check_size(events)
-        return events
+        if end > self._event_bytes_max:
+            for number, block in enumerate(blocks):
+                if len(block) > self._event_bytes_max:
+                    self._check_size(block, blocks[:number])
+        self._check_size(self._unfinished, blocks)
+        return blocks
 
     def _without_byte_order_mark(self, chunk: bytes) -> bytes:
         start = (self._start or b"") + chunk
@@ -90,19 +95,28 @@ class Decoder:
         self._after_carriage_return = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _check_size(self, events_before: list[Event], block: bytes | None = None) -> None:
-        text = self._unfinished if block is None else block
+    def _check_size(self, text: bytes | bytearray, blocks_before: list[bytes]) -> None:
         # Empty lines around an event are not counted: where they fall depends on the borders of the chunks.
         if len(text) > self._event_bytes_max and len(text.strip(b"\n")) > self._event_bytes_max:
-            raise EventTooLarge(self._event_bytes_max, events_before)
+            raise EventTooLarge(self._event_bytes_max, blocks_before)
 
 
 def encode(name: bytes, data: bytes) -> bytes:
     """One event as bytes. `data` is JSON text, where a raw line break can only be white space: it becomes a space."""
-    return b"event: " + name + b"\ndata: " + data.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n\n"
+    return beginning(name) + data.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n\n"
 
 
-def _parsed(block: bytes) -> Event | None:
+def beginning(name: bytes) -> bytes:
+    """What stands before the data in an event as we write it."""
+    return b"event: " + name + b"\ndata: "
+
+
+def joined(blocks: list[bytes]) -> bytes:
+    """The blocks as a stream again."""
+    return b"\n\n".join(blocks) + b"\n\n"
+
+
+def parsed(block: bytes) -> Event | None:
     """The event of one block of lines; None where no line is a data line, since such an event is not dispatched."""
     name = b""
     data: list[bytes] = []
@@ -113,3 +127,7 @@ def _parsed(block: bytes) -> Event | None:
         elif field == b"event":
             name = value.removeprefix(b" ")
     return Event(name, b"\n".join(data)) if data else None
+
+
+def _events(blocks: list[bytes]) -> list[Event]:
+    return [event for block in blocks if (event := parsed(block)) is not None]

@@ -16,6 +16,7 @@ from openai.types.responses import Response
 
 from server.protocol import raw
 from server.protocol.assemble import Assembler, Outcome, assemble_body
+from server.protocol.deltas import Flow
 from server.protocol.dialect import AsItCame
 from server.protocol.items import Item
 from server.protocol.request import parse
@@ -112,6 +113,16 @@ def test_a_recorded_stream_reaches_the_client_in_the_grammar(capture: Capture) -
     events = assert_grammar(stream)
     assert_openai_accepts(events)
     assert events[-1]["response"] == json.loads(outcome.shown())
+
+
+@pytest.mark.parametrize("capture", STREAMS)
+def test_deltas_of_a_recorded_stream_are_told_together_as_each_by_itself(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, outcome = assembled([capture.received])
+    monkeypatch.setattr(Flow, "length", lambda *_: 0)
+    each, same_outcome = assembled([capture.received])
+    assert (together, facts(outcome)) == (each, facts(same_outcome))
 
 
 @pytest.mark.parametrize("capture", STREAMS)
