@@ -4,6 +4,7 @@ What lives here refuses all that can be refused before any network I/O: it reads
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -153,9 +154,13 @@ def _prepared(basis: _Basis) -> Prepared:
 
 
 def _replayed(context: Context, decisions: Sequence[Decision], upstream: Upstream) -> Replayed:
+    elements: list[bytes] = []
+    of_turns = iter(decisions)
+    for turn in context.turns[:-1]:
+        elements += upstream.dialect.elements(list(islice(of_turns, len(turn))), upstream.profile)
     return context.replayed.followed_by(
         [decision.item for decision in decisions],
-        upstream.dialect.elements(decisions, upstream.profile),
+        elements,
         sum(decision.copy is None for decision in decisions),
         context.open_calls,
     )

@@ -55,7 +55,7 @@ class Dialect(NamedTuple):
     """An API that upstreams speak. `path` lies behind their base URL.
 
     What a request says is an array of elements, each the copy of an item or a message of several. `elements` gives
-    those of some turns, `around` takes request, response id and profile and gives what goes before and behind them; it
+    those of one turn, `around` takes request, response id and profile and gives what goes before and behind them; it
     raises ApiError 400. `read` takes the request, the profile and the largest size of one event in bytes.
     """
 

@@ -328,3 +328,35 @@ def test_texts_are_never_decoded() -> None:
     request = parse(rb'{"model":"m","input":[{"role":"user","content":"\ud800 \u0000 \u00e9"}]}', 200)
     decisions = replay(whole(Past(), parse_input(request.input)), CHAT_VLLM, "x", "up")
     assert rb'{"role":"user","content":"\ud800 \u0000 \u00e9"}' in written(request, "r", decisions, CHAT_VLLM)
+
+
+# --- the order of messages
+
+
+def output(call_id: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": f"{call_id} is done"}
+
+
+def told_roles(given: Any, history: Sequence[list[Item]] = ()) -> list[str]:
+    """Who speaks, in order, a tool by the id of the call that it answers."""
+    return [message.get("tool_call_id", message["role"]) for message in messages(given, STRICT_CHAT, history)]
+
+
+def test_an_output_stands_directly_behind_its_call_where_strict_servers_want_it() -> None:
+    calls = [{"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"} for call_id in ("a", "b")]
+    given = [user("go"), *calls, user("And hurry."), output("b"), user("Well?"), output("a")]
+    assert told_roles(given) == ["user", "assistant", "b", "a", "user", "user"]
+
+
+def test_an_output_for_the_turn_before_comes_first_in_its_own() -> None:
+    asked = parse_input(json.dumps([user("go")]).encode()).items
+    calling = made({"type": "function_call", "id": "fc", "call_id": "a", "name": "f", "arguments": "{}"})
+    assert told_roles([user("And hurry."), output("a")], [[*asked, *calling]]) == [
+        "user", "assistant", "a", "user",
+    ]  # fmt: skip
+
+
+def test_an_id_that_calls_twice_is_answered_where_it_called_last() -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    given = [user("go"), call, output("a"), user("again"), call, user("Well?"), output("a")]
+    assert told_roles(given) == ["user", "assistant", "a", "user", "assistant", "a", "user"]

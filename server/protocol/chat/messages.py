@@ -17,7 +17,30 @@ _LINE_END = rb"\n"
 def chat_messages(decisions: Iterable[Decision], profile: Profile) -> list[bytes]:
     """The messages of these items, in order; what was left out is in none of them."""
     sent = (decision for decision in decisions if decision.copy is not None)
-    return [_message(list(together), profile) for _, together in groupby(sent, key=attrgetter("message"))]
+    messages = [list(together) for _, together in groupby(sent, key=attrgetter("message"))]
+    return [_message(together, profile) for together in _outputs_behind_calls(messages)]
+
+
+def _outputs_behind_calls(messages: Iterable[list[Decision]]) -> list[list[Decision]]:
+    """The same, each output directly behind the message that calls for it, where most servers of this API want it.
+
+    Those that answer calls of earlier turns come first.
+    """
+    sections: list[list[list[Decision]]] = [[]]
+    section_of_call: dict[str | None, int] = {}
+    for together in messages:
+        if together[0].item.type.endswith("_output"):
+            sections[section_of_call.get(_call_id(together[0]), 0)].append(together)
+            continue
+        for decision in together:
+            if decision.item.type.endswith("_call"):
+                section_of_call[_call_id(decision)] = len(sections)
+        sections.append([together])
+    return [together for section in sections for together in section]
+
+
+def _call_id(decision: Decision) -> str | None:
+    return decision.item.call_id or raw.Object(decision.copy or b"{}").string("call_id")
 
 
 def function_name(cut: raw.Object) -> str:
