@@ -413,24 +413,23 @@ async def test_a_connection_whose_reply_was_poured_to_its_end_is_used_again(made
         assert peer.connections == 1
 
 
-@both
+@pytest.mark.parametrize("late_s", [0, 0.01])
 @on_a_loop
-async def test_what_came_before_a_fault_is_taken_before_it_is_raised(made: Factory) -> None:
+async def test_what_came_before_a_fault_is_taken_before_it_is_raised(late_s: float) -> None:
+    """Of the lean transport alone: aiohttp gives nothing of a reply whose fault came with its head."""
     taken: list[bytes] = []
 
     def take(piece: bytes) -> bool:
         taken.append(piece)
         return False
 
-    for late_s in (0, 0.01):
-        taken.clear()
-        async with serving(saying(CHUNKS + b"zz\r\n", close=True)) as peer, opened(made) as transport:
-            response = await begun(transport, peer.url)
-            await asyncio.sleep(late_s)
-            with pytest.raises(httpx.RemoteProtocolError):
-                await cast(Body, response.stream).pour(take)
-            await response.aclose()
-            assert b"".join(taken) == b"abc"
+    async with serving(saying(CHUNKS + b"zz\r\n", close=True)) as peer, opened(lean) as transport:
+        response = await begun(transport, peer.url)
+        await asyncio.sleep(late_s)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await cast(Body, response.stream).pour(take)
+        await response.aclose()
+    assert taken == [b"abc"]
 
 
 @both
