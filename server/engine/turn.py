@@ -215,8 +215,7 @@ class Turns:
             if (reason := turn.rounds.reason_to_fail(made)) is not None:
                 failure = errors.no_output(reason)
         except asyncio.CancelledError:
-            failure = self._reason_to_fail(turn, run)
-            if failure is None:
+            if (failure := self._reason_to_fail(turn, run)) is None:
                 body_so_far = turn.response.ended(made.body if made else None, "cancelled", None)
                 made = Outcome(status="cancelled", body=body_so_far, items=made.items if made else [])
         except Exception as error:
@@ -290,16 +289,18 @@ class Turns:
             first_wait_s=self._limits.first_event_wait_s,
             interval_s=self._limits.keep_alive_interval_s,
         )
+
+        def hand_on(chunk: bytes) -> bool:
+            run.send(assembler.feed(chunk))
+            return assembler.outcome is not None
+
         async with turn.upstream.stream(body, turn.request.model, turn.chain) as reply:
             with heartbeat:
                 if reply.is_json:
-                    run.send(assembler.take_body(b"".join([chunk async for chunk in reply.chunks])))
-                    return
-                async for chunk in reply.chunks:
-                    run.send(assembler.feed(chunk))
-                    if assembler.outcome is not None:
-                        return
-        if not run.has_begun:
+                    run.send(assembler.take_body(await reply.whole()))
+                else:
+                    await reply.pour(hand_on)
+        if not run.has_begun and assembler.outcome is None:
             raise errors.upstream_broken("its stream ended before it began.")
         assembler.end()
 

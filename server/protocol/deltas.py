@@ -7,14 +7,13 @@ from server.protocol.events import StreamEvent
 from server.protocol.output import OutputItem
 
 _LINE_FEED = ord("\n")
-_BACKSLASH = ord("\\")
 
 
 class Flow:
     """The text of a delta that passed as it came: those that go on with it pass likewise, and nothing is looked up.
 
     Such a delta is written as we write it, and differs from the one before in its words and in its number, the next
-    one. None of them holds an escaped character, which might be half of one.
+    one. None of them holds half of a character: HEADS refuses it, wherever it stands.
     """
 
     def __init__(self, delta: StreamEvent) -> None:
@@ -40,7 +39,6 @@ class Flow:
                     or head.output_index != place.output_index
                     or head.content_index != place.content_index
                     or _LINE_FEED in data
-                    or (_BACKSLASH in data and b"\\u" in data)
                 ):
                     break
                 if not data.isascii():

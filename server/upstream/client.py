@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import httpx
 
 from server import errors
 from server.errors import ApiError
+from server.upstream.body import Body
 from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
 from server.upstream.transport import lean
 
@@ -28,19 +29,47 @@ _NO_BODY: Final[Sequence[_Header]] = [(b"accept", b"application/json, text/event
 _JSON: Final[Sequence[_Header]] = [*_NO_BODY, (b"content-type", b"application/json")]
 
 
-class Reply(NamedTuple):
-    """The answer to a streamed request: its bytes, which some servers send as one JSON body all the same."""
-
-    is_json: bool
-    chunks: AsyncIterator[bytes]
-
-
 class Passed(NamedTuple):
     """The reply to a request that was handed on unread, with those of its headers that say how to take it."""
 
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
+
+
+class Reply:
+    """The answer to a streamed request, from its 2xx headers on; raises ApiError where it breaks off, or is too large.
+
+    `is_json` tells of one JSON body, which some servers send all the same.
+    """
+
+    def __init__(self, response: httpx.Response, bytes_max: int) -> None:
+        # Its name is written in any case (RFC 9110, 8.3.1).
+        self.is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+        self._body = cast(Body, response.stream)
+        self._bytes = 0
+        self._bytes_max = bytes_max
+
+    async def pour(self, take: Callable[[bytes], bool]) -> None:
+        """Gives `take` what comes as it comes, until it has enough, or all; `Body.pour` tells how it is called."""
+
+        def counted(piece: bytes) -> bool:
+            self._bytes += len(piece)
+            _check_size(self._bytes, self._bytes_max)
+            return take(piece)
+
+        with _translated():
+            await self._body.pour(counted)
+
+    async def whole(self) -> bytes:
+        pieces: list[bytes] = []
+
+        def keep(piece: bytes) -> bool:
+            pieces.append(piece)
+            return False
+
+        await self.pour(keep)
+        return b"".join(pieces)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -101,11 +130,9 @@ class UpstreamClient:
         """
         response = await self._accepted("POST", path, body, model, is_stream=True)
         try:
-            # Its name is written in any case (RFC 9110, 8.3.1).
-            media_type = response.headers.get("content-type", "").lower()
-            async with contextlib.aclosing(self._chunks(response)) as chunks:
-                yield Reply(media_type.startswith("application/json"), chunks)
-                await _read_last_bytes(chunks)
+            reply = Reply(response, self._reply_bytes_max)
+            yield reply
+            await _read_last_bytes(reply)
         finally:
             await _close(response)
 
@@ -189,9 +216,13 @@ class UpstreamClient:
         with _translated():
             async for chunk in response.stream:  # type: ignore[union-attr]
                 size += len(chunk)
-                if size > self._reply_bytes_max:
-                    raise errors.upstream_broken(f"its reply is larger than {self._reply_bytes_max} bytes.")
+                _check_size(size, self._reply_bytes_max)
                 yield chunk
+
+
+def _check_size(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        raise errors.upstream_broken(f"its reply is larger than {bytes_max} bytes.")
 
 
 async def _close(response: httpx.Response) -> None:
@@ -205,12 +236,11 @@ def _url(text: str) -> httpx.URL:
     return httpx.URL(text)
 
 
-async def _read_last_bytes(chunks: AsyncIterator[bytes]) -> None:
+async def _read_last_bytes(reply: Reply) -> None:
     """Let the upstream end a stream whose last event has come: a connection that is read to its end is used again."""
     with contextlib.suppress(ApiError, TimeoutError):
         async with asyncio.timeout(_LAST_BYTES_S):
-            async for _ in chunks:
-                pass
+            await reply.pour(lambda _: False)
 
 
 @contextlib.contextmanager

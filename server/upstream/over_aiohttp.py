@@ -6,13 +6,15 @@ that fail or break as time-outs, and of what is no HTTP it translates nothing.
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import cast
 
 import aiohttp
 import httpx
 from aiohttp.http_exceptions import HttpProcessingError
 from httpx_aiohttp import AiohttpTransport
+
+from server.upstream.body import Body
 
 _CONNECTIONS_MAX = 100_000
 
@@ -45,16 +47,21 @@ class NamedFaults(httpx.AsyncBaseTransport):
         await self._transport.aclose()
 
 
-class _Body(httpx.AsyncByteStream):
+class _Body(Body):
     def __init__(self, body: httpx.AsyncByteStream) -> None:
         self._body = body
+        self._pieces = self._iterated()
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
+
+    async def _iterated(self) -> AsyncGenerator[bytes]:
         with _named():
             async for piece in self._body:
                 yield piece
 
     async def aclose(self) -> None:
+        await self._pieces.aclose()
         with _named():
             await self._body.aclose()
 

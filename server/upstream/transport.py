@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import httpx
 
+from server.upstream.body import Body
 from server.upstream.http_reply import HttpReply
 from server.upstream.over_aiohttp import NamedFaults
 
@@ -68,7 +69,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
         connection.send(message, reply, silence_max_s)
         try:
             while not reply.status:
-                await connection.news()
+                await connection.news(_anything)
         except BaseException:
             self._pool.give_back(connection)
             raise
@@ -146,6 +147,10 @@ def _head(request: httpx.Request, body_bytes: int) -> bytes:
     return head
 
 
+def _anything() -> bool:
+    return True
+
+
 class _Connection(asyncio.Protocol):
     """One socket, which carries one reply after the other. It leaves `opened` at its very end.
 
@@ -163,6 +168,7 @@ class _Connection(asyncio.Protocol):
         self._reply: HttpReply | None = None
         self._fault: httpx.TransportError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._is_awaited: Callable[[], bool] = _anything
         self._is_paused = False
         self._heard_at_s = 0.0
         self._silence: asyncio.TimerHandle | None = None
@@ -179,19 +185,23 @@ class _Connection(asyncio.Protocol):
         if silence_max_s is not None:
             self._silence = self._loop.call_later(silence_max_s, self._watch_silence, silence_max_s)
 
-    async def news(self) -> None:
-        """Waits until more of the reply is there, or raises why nothing more comes."""
+    async def news(self, is_awaited: Callable[[], bool]) -> None:
+        """Waits until more of the reply is there, or raises why nothing more comes.
+
+        Whether it is what the waiting is for is asked as soon as it comes. Nobody is woken for anything else, which
+        takes longer than to hand on a piece.
+        """
         if self._fault is not None:
             raise self._fault
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
         self._heard_at_s = self._loop.time()
-        self._waiter = self._loop.create_future()
+        self._waiter, self._is_awaited = self._loop.create_future(), is_awaited
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter, self._is_awaited = None, _anything
 
     def end(self) -> bool:
         """Ends the reply, read or not; whether the connection can carry another. One that cannot is closed."""
@@ -248,8 +258,13 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is None or self._waiter.done():
+            return
+        try:
+            if self._fault is not None or self._is_awaited():
+                self._waiter.set_result(None)
+        except Exception as error:
+            self._waiter.set_exception(error)
 
     def _watch_silence(self, silence_max_s: float) -> None:
         """Looks once in a while, since a timer for each wait would cost more than the wait itself.
@@ -263,7 +278,7 @@ class _Connection(asyncio.Protocol):
             self._silence = self._loop.call_later(silence_max_s - silent_s, self._watch_silence, silence_max_s)
 
 
-class _Body(httpx.AsyncByteStream):
+class _Body(Body):
     """The body of one reply. To read or close it ends the reply, and gives its connection back."""
 
     def __init__(self, pool: "_Pool", connection: _Connection, reply: HttpReply) -> None:
@@ -280,9 +295,21 @@ class _Body(httpx.AsyncByteStream):
                 elif reply.is_complete:
                     break
                 else:
-                    await self._connection.news()
+                    await self._connection.news(_anything)
         finally:
             await self.aclose()
+
+    async def pour(self, take: Callable[[bytes], bool]) -> None:
+        reply, is_enough = self._reply, False
+
+        def is_over() -> bool:
+            nonlocal is_enough
+            if reply.pieces and not is_enough:
+                is_enough = take(reply.take())
+            return is_enough or reply.is_complete
+
+        while self._connection is not None and not is_over():
+            await self._connection.news(is_over)
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None

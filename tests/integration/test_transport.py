@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -21,6 +21,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.upstream.body import Body
 from server.upstream.over_aiohttp import NamedFaults
 from server.upstream.transport import LeanTransport, tls_context
 from tests.harness import DATA, captures, until
@@ -352,6 +353,141 @@ async def test_any_chunks_in_any_pieces(made: Factory, chunks: list[bytes], cut_
         if late:
             await asyncio.sleep(0.005)
         assert await body_of(response) == b"".join(chunks)
+
+
+# --- a body that is poured
+
+
+async def poured(response: httpx.Response, size_max: int | None = None) -> bytes:
+    """What was taken of a body until it was enough."""
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return size_max is not None and sum(map(len, taken)) >= size_max
+
+    await cast(Body, response.stream).pour(take)
+    return b"".join(taken)
+
+
+@both
+@CUTS_SETTINGS
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=300), max_size=20), cut_every=st.integers(1, 50), late=st.booleans()
+)
+@on_a_loop
+async def test_any_chunks_in_any_pieces_poured(made: Factory, chunks: list[bytes], cut_every: int, late: bool) -> None:
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+    async with serving(in_pieces(raw, range(cut_every, len(raw), cut_every))) as peer, opened(made) as transport:
+        response = await begun(transport, peer.url)
+        if late:
+            await asyncio.sleep(0.005)
+        assert await poured(response) == b"".join(chunks)
+        assert await poured(response) == b""
+        await response.aclose()
+
+
+@both
+@on_a_loop
+async def test_what_follows_when_it_is_enough_is_there_for_another_reader(made: Factory) -> None:
+    raw = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nabcdef"
+    async with serving(in_pieces(raw, range(len(raw) - 6, len(raw)))) as peer, opened(made) as transport:
+        response = await begun(transport, peer.url)
+        first = await poured(response, 2)
+        # What is enough may have come in one piece with more.
+        assert len(first) >= 2
+        await asyncio.sleep(0.005)
+        assert first + await poured(response, 1) + await body_of(response) == b"abcdef"
+        assert await poured(response) == b""
+
+
+@both
+@on_a_loop
+async def test_a_connection_whose_reply_was_poured_to_its_end_is_used_again(made: Factory) -> None:
+    async with serving(saying(OK, OK)) as peer, opened(made) as transport:
+        for _ in range(2):
+            response = await begun(transport, peer.url)
+            assert await poured(response) == b"ok"
+            await response.aclose()
+        assert peer.connections == 1
+
+
+@pytest.mark.parametrize("late_s", [0, 0.01])
+@on_a_loop
+async def test_what_came_before_a_fault_is_taken_before_it_is_raised(late_s: float) -> None:
+    """Of the lean transport alone: aiohttp gives nothing of a reply whose fault came with its head."""
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return False
+
+    async with serving(saying(CHUNKS + b"zz\r\n", close=True)) as peer, opened(lean) as transport:
+        response = await begun(transport, peer.url)
+        await asyncio.sleep(late_s)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await cast(Body, response.stream).pour(take)
+        await response.aclose()
+    assert taken == [b"abc"]
+
+
+@both
+@pytest.mark.parametrize("pieces", [0, 1])
+@on_a_loop
+async def test_what_the_taker_raises_is_raised_and_nothing_is_left(made: Factory, pieces: int) -> None:
+    waiting = [pieces]
+
+    def take(_: bytes) -> bool:
+        if not waiting[0]:
+            raise LookupError("no more")
+        waiting[0] -= 1
+        return False
+
+    async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await peer.request(reader)
+        writer.write(CHUNKS)
+        await asyncio.sleep(0.02)
+        writer.write(b"2\r\nde\r\n")
+        await peer.request(reader)
+
+    async with serving(answer) as peer, opened(made) as transport:
+        response = await begun(transport, peer.url)
+        with pytest.raises(LookupError, match="no more"):
+            await cast(Body, response.stream).pour(take)
+        await response.aclose()
+        await until(lambda: peer.open == 0)
+
+
+@both
+@on_a_loop
+async def test_who_is_cancelled_is_given_nothing_more(made: Factory) -> None:
+    release = asyncio.Event()
+    taken: list[bytes] = []
+
+    async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await peer.request(reader)
+        writer.write(CHUNKS)
+        await release.wait()
+        writer.write(b"2\r\nde\r\n")
+        await peer.request(reader)
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return False
+
+    async with serving(answer) as peer, opened(made) as transport:
+        response = await begun(transport, peer.url)
+        task = asyncio.create_task(cast(Body, response.stream).pour(take))
+        await until(lambda: taken == [b"abc"])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        release.set()
+        await asyncio.sleep(0.02)
+        await response.aclose()
+        assert taken == [b"abc"]
+        await until(lambda: peer.open == 0)
 
 
 # --- what is no reply
