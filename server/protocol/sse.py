@@ -73,7 +73,8 @@ class Decoder:
             for number, block in enumerate(blocks):
                 if len(block) > self._event_bytes_max:
                     self._check_size(block, blocks[:number])
-        self._check_size(self._unfinished, blocks)
+        if self._unfinished:
+            self._check_size(self._unfinished, blocks)
         return blocks
 
     def _without_byte_order_mark(self, chunk: bytes) -> bytes:
