@@ -24,8 +24,9 @@ from tests.application import Application, message, reply
 from tests.postgres import connected, recorded_statements
 
 CALLS_OF_A_JSON_TURN_MAX = 593
-CALLS_OF_A_DELTA_IN_A_BURST_MAX = 14.4
-CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 36.3
+# None was counted. A hundred deltas more may come in one read more or two, each of which has its own calls.
+CALLS_OF_A_DELTA_IN_A_BURST_MAX = 0.5
+CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 23.1
 CALLS_OF_A_REPLAYED_ITEM_MAX = 64.9
 
 USAGE = {
@@ -105,7 +106,8 @@ async def test_a_delta_makes_few_calls(application: Application, is_burst: bool,
         await calls_of_a_turn(application, streamed(deltas, is_burst=is_burst), input="One", stream=True)
         for deltas in (20, 120)
     ]
-    assert 1 < (many - few) / 100 <= calls_max
+    assert few > 100
+    assert (many - few) / 100 <= calls_max
 
 
 async def test_a_replayed_item_makes_few_calls(application: Application) -> None:
