@@ -75,9 +75,7 @@ class Decoder:
         blocks = bytes(text[:end]).split(b"\n\n")
         self._unfinished = bytearray(text[end + 2 :])
         if end > self._event_bytes_max:
-            for number, block in enumerate(blocks):
-                if len(block) > self._event_bytes_max:
-                    self._check_size(block, blocks[:number])
+            self._check_sizes(blocks)
         if self._unfinished:
             self._check_size(self._unfinished, blocks)
         return blocks
@@ -100,6 +98,11 @@ class Decoder:
             return chunk
         self._after_carriage_return = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _check_sizes(self, blocks: list[bytes]) -> None:
+        for number, block in enumerate(blocks):
+            if len(block) > self._event_bytes_max:
+                self._check_size(block, blocks[:number])
 
     def _check_size(self, text: bytes | bytearray, blocks_before: list[bytes]) -> None:
         # Empty lines around an event are not counted: where they fall depends on the borders of the chunks.
