@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 from litestar import Response, delete, post
 from litestar.datastructures import State
-from litestar.types import Receive, Scope, Send
+from litestar.types import Message, Receive, Scope, Send
 
 from server import errors
 from server.api import wire
@@ -159,15 +159,12 @@ class _Reply:
             if not self._has_started:
                 await self._start(200, _STREAM_HEADERS)
                 run.send_by = self._send_at_once
-            await self._send_piece(chunk)
+            await self._send(_piece(chunk))
         if self._has_started and run.is_followed:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _send_at_once(self, chunk: bytes) -> Awaitable[None] | None:
-        return begun(self._send_piece(chunk))
-
-    async def _send_piece(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        return begun(self._send(_piece(chunk)))
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error; where the answer has begun, leave it unfinished, so that it is seen to be cut."""
@@ -191,6 +188,10 @@ class _Reply:
         self._has_started = True
         headers = [*headers, wire.fresh_request_id()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _piece(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 
 def _length(body: bytes) -> tuple[bytes, bytes]:

@@ -1,24 +1,25 @@
-"""A coroutine that is begun by somebody else than who awaits its end.
+"""Work that is begun by somebody else than who awaits its end.
 
 Most of what is sent to a client is sent at once, and a task that is woken only to do that costs as much as the sending.
 """
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Generator
 from typing import Any
 
 
-def begun(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Take the first step of a coroutine here and now; None where that was all, else the rest of it, to be awaited.
+def begun(work: Awaitable[None]) -> Awaitable[None] | None:
+    """Take the first step of what is awaited here and now; None where that was all, else the rest of it, to be awaited.
 
     What it raises is raised to who awaits it.
     """
+    steps = work.__await__()
     try:
-        awaited = work.send(None)
+        awaited = next(steps)
     except StopIteration:
         return None
     except Exception as error:
         return _failed(error)
-    return _Rest(work, awaited)
+    return _Rest(steps, awaited)
 
 
 async def _failed(error: Exception) -> None:
@@ -26,8 +27,8 @@ async def _failed(error: Exception) -> None:
 
 
 class _Rest:
-    def __init__(self, work: Coroutine[Any, Any, None], awaited: Any) -> None:
-        self._work = work
+    def __init__(self, steps: Generator[Any, Any, None], awaited: Any) -> None:
+        self._steps = steps
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -37,8 +38,8 @@ class _Rest:
                 try:
                     answer = yield self._awaited
                 except BaseException as error:
-                    self._awaited = self._work.throw(error)
+                    self._awaited = self._steps.throw(error)
                 else:
-                    self._awaited = self._work.send(answer)
+                    self._awaited = self._steps.send(answer)
         except StopIteration:
             return

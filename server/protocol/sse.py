@@ -9,6 +9,7 @@ from typing import NamedTuple
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
+_CARRIAGE_RETURN = ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -58,22 +59,25 @@ class Decoder:
         """
         if self._start is not None:
             chunk = self._without_byte_order_mark(chunk)
-        if self._after_carriage_return or b"\r" in chunk:
+        if self._after_carriage_return or _CARRIAGE_RETURN in chunk:
             chunk = self._with_line_feeds(chunk)
-        # Only the border to what is already there can hold an empty line not yet seen: nothing is scanned twice.
-        first_unseen = max(len(self._unfinished) - 1, 0)
-        self._unfinished += chunk
-        end = self._unfinished.rfind(b"\n\n", first_unseen)
+        first_unseen = 0
+        if self._unfinished:
+            # Only the border to what is already there can hold an empty line not yet seen: nothing is scanned twice.
+            first_unseen = len(self._unfinished) - 1
+            self._unfinished += chunk
+        text = self._unfinished or chunk
+        end = text.rfind(b"\n\n", first_unseen)
         if end < 0:
+            self._unfinished = self._unfinished or bytearray(chunk)
             self._check_size(self._unfinished, [])
             return []
-        blocks = bytes(self._unfinished[:end]).split(b"\n\n")
-        del self._unfinished[: end + 2]
+        blocks = bytes(text[:end]).split(b"\n\n")
+        self._unfinished = bytearray(text[end + 2 :])
         if end > self._event_bytes_max:
-            for number, block in enumerate(blocks):
-                if len(block) > self._event_bytes_max:
-                    self._check_size(block, blocks[:number])
-        self._check_size(self._unfinished, blocks)
+            self._check_sizes(blocks)
+        if self._unfinished:
+            self._check_size(self._unfinished, blocks)
         return blocks
 
     def _without_byte_order_mark(self, chunk: bytes) -> bytes:
@@ -90,10 +94,15 @@ class Decoder:
         if self._after_carriage_return and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_carriage_return = False
-        if b"\r" not in chunk:
+        if _CARRIAGE_RETURN not in chunk:
             return chunk
         self._after_carriage_return = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _check_sizes(self, blocks: list[bytes]) -> None:
+        for number, block in enumerate(blocks):
+            if len(block) > self._event_bytes_max:
+                self._check_size(block, blocks[:number])
 
     def _check_size(self, text: bytes | bytearray, blocks_before: list[bytes]) -> None:
         # Empty lines around an event are not counted: where they fall depends on the borders of the chunks.

@@ -55,7 +55,8 @@ class Reply:
 
         def counted(piece: bytes) -> bool:
             self._bytes += len(piece)
-            _check_size(self._bytes, self._bytes_max)
+            if self._bytes > self._bytes_max:
+                raise _too_large(self._bytes_max)
             return take(piece)
 
         with _translated():
@@ -216,13 +217,13 @@ class UpstreamClient:
         with _translated():
             async for chunk in response.stream:  # type: ignore[union-attr]
                 size += len(chunk)
-                _check_size(size, self._reply_bytes_max)
+                if size > self._reply_bytes_max:
+                    raise _too_large(self._reply_bytes_max)
                 yield chunk
 
 
-def _check_size(size: int, bytes_max: int) -> None:
-    if size > bytes_max:
-        raise errors.upstream_broken(f"its reply is larger than {bytes_max} bytes.")
+def _too_large(bytes_max: int) -> ApiError:
+    return errors.upstream_broken(f"its reply is larger than {bytes_max} bytes.")
 
 
 async def _close(response: httpx.Response) -> None:

@@ -22,8 +22,8 @@ from tests.application import Application, message, reply, running
 from tests.postgres import connected, recorded_statements
 
 CALLS_OF_A_JSON_TURN_MAX = 596
-CALLS_OF_A_LARGER_BURST_MAX = 40
-CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 27.5
+CALLS_OF_A_LARGER_BURST_MAX = 50
+CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 23.1
 CALLS_OF_A_REPLAYED_ITEM_MAX = 60.5
 CALLS_OF_MORE_PARTS_MAX = 10
 
