@@ -73,6 +73,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Port to listen on; 0 takes any free one."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     """How many processes serve the port."""
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Port of `/metrics` alone; 0 leaves it on the server's own."""
+    metrics_host: str = "127.0.0.1"
+    """Address of that port."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where the embedded Postgres keeps its data, absolute. Unused with a `database_url`."""
     database_url: str | None = None
