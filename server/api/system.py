@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from litestar import Response
@@ -17,6 +18,8 @@ from server.store.database import Database
 from server.upstream.choose import Upstreams
 
 METRICS_PATH = "/metrics"
+
+_DOCUMENT = Path(__file__).with_name("openapi.json").read_bytes()
 
 DATABASE_PROBE_S = 2.0
 UPSTREAM_PROBE_S = 0.5
@@ -50,6 +53,12 @@ async def read_metrics(request: AnyRequest) -> Response[bytes]:
     """What Prometheus reads. It asks nobody but the other workers, so that it answers when nothing else does."""
     text: bytes = await request.app.state.metrics_text()
     return Response(text, media_type=CONTENT_TYPE)
+
+
+@wire.get("/openapi.json")
+async def describe() -> Response[bytes]:
+    """What is served here, as OpenAPI 3.1: written by hand, and held against the routes by tests."""
+    return wire.json_response(_DOCUMENT)
 
 
 @wire.get("/v1/models")
@@ -94,4 +103,4 @@ def _readiness(is_ready: bool) -> bytes:
     return raw.literal("ready" if is_ready else "unavailable")
 
 
-ROUTES = [check_health, check_readiness, read_metrics, list_models, retrieve_model]
+ROUTES = [check_health, check_readiness, read_metrics, describe, list_models, retrieve_model]
