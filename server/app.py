@@ -102,8 +102,10 @@ def _lifespan(
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as opened:
+            # Behind all that may still have something to tell.
+            opened.push_async_callback(telemetry.spans.close)
             database = await _open_database(config, opened)
-            upstreams = _open_upstreams(config)
+            upstreams = _open_upstreams(config, telemetry)
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
             recent = RecentHistories(config.history_cache_bytes)
@@ -168,11 +170,11 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
-def _open_upstreams(config: Config) -> Upstreams:
-    return Upstreams([_open_upstream(config, settings) for settings in config.upstreams])
+def _open_upstreams(config: Config, telemetry: Telemetry) -> Upstreams:
+    return Upstreams([_open_upstream(config, settings, telemetry) for settings in config.upstreams])
 
 
-def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
+def _open_upstream(config: Config, settings: UpstreamSettings, telemetry: Telemetry) -> Upstream:
     replicas = [
         UpstreamClient(
             url,
@@ -183,6 +185,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
             first_byte_timeout_s=config.first_byte_timeout_s,
             reply_bytes_max=config.reply_bytes_max,
             transport=TRANSPORTS[config.upstream_transport],
+            trace_headers=telemetry.spans.headers,
         )
         for url in settings.urls
     ]

@@ -22,6 +22,7 @@ import structlog
 from structlog.typing import EventDict
 
 from server.metrics import Metrics
+from server.tracing import NO_SPANS, Spans
 
 Field = str | int | float | bool | None
 
@@ -58,8 +59,16 @@ class Telemetry:
     in each of them, where there is one, and `request_id` in those about a request.
     """
 
-    def __init__(self, log_level: str = "info", stream: TextIO | None = None, *, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        log_level: str = "info",
+        stream: TextIO | None = None,
+        *,
+        pid: int | None = None,
+        spans: Spans = NO_SPANS,
+    ) -> None:
         self.metrics = Metrics()
+        self.spans = spans
         self._level = _LEVELS[log_level]
         self._logger: Any = structlog.wrap_logger(
             structlog.WriteLogger(stream or sys.stderr),

@@ -26,12 +26,15 @@ _Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 async def told(application: _Application, telemetry: Telemetry, scope: Scope, receive: Receive, send: Send) -> None:
     """Let the application answer a request, and write its line."""
     began_s = time.perf_counter()
-    with telemetry.request(_request_id(scope)) as line:
-        answer = _Answer(line.request_id, send)
+    request_id, traceparent = _ids_of_headers(scope)
+    method: str = scope["method"]  # type: ignore[typeddict-item]
+    with telemetry.request(request_id) as line, telemetry.spans.request(method, request_id, traceparent) as end_span:
+        answer = _Answer(request_id, send)
         try:
             await application(scope, receive, answer.send)
         finally:
             _tell(telemetry, scope, line, answer, time.perf_counter() - began_s)
+            end_span(_route(scope), answer.status)
 
 
 class _Answer:
@@ -52,11 +55,15 @@ class _Answer:
         return self._send(message)
 
 
-def _request_id(scope: Scope) -> str:
+def _ids_of_headers(scope: Scope) -> tuple[str, str | None]:
+    """The id of a request, its client's own where that is one, and its `traceparent`."""
+    request_id = traceparent = None
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _USABLE_ID.fullmatch(value):
-            return value.decode()
-    return f"req_{secrets.token_hex(16)}"
+            request_id = value.decode()
+        elif name == b"traceparent":
+            traceparent = value.decode("latin-1")
+    return request_id or f"req_{secrets.token_hex(16)}", traceparent
 
 
 def _tell(telemetry: Telemetry, scope: Scope, line: RequestLine, answer: _Answer, duration_s: float) -> None:

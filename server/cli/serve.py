@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from server import tracing
 from server.api.system import METRICS_PATH
 from server.app import create, embedded_postgres, prepare_database
 from server.cli import options, web
@@ -18,6 +19,8 @@ from server.config import Config, ConfigError
 from server.telemetry import Telemetry
 
 Lifespan = contextlib.AbstractAsyncContextManager[None]
+
+NO_OPENTELEMETRY = "traces need OpenTelemetry, which is not installed: pip install 'rejoinder[otel]'"
 
 NO_UPSTREAM = (
     "no model server is configured. Give its base URL: --upstream http://host:8000/v1 (or REJOINDER_UPSTREAM, or "
@@ -48,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = options.settings(arguments)
     if not config.upstreams:
         raise ConfigError(NO_UPSTREAM)
-    telemetry = _telemetry(config)
+    if config.traces and not tracing.is_available():
+        raise ConfigError(NO_OPENTELEMETRY)
+    # What sends spans has a thread, and a parent that forks must have none.
+    telemetry = _telemetry(config, has_spans=config.traces and config.workers == 1)
     take = web.listen if config.workers == 1 else web.reserve
     with contextlib.ExitStack() as opened:
         taken = [opened.enter_context(take(host, port)) for host, port in _addresses(config)]
@@ -71,9 +77,11 @@ def _addresses(config: Config) -> list[tuple[str, int]]:
     return [own] if config.metrics_port == 0 else [own, (config.metrics_host, config.metrics_port)]
 
 
-def _telemetry(config: Config) -> Telemetry:
+def _telemetry(config: Config, *, has_spans: bool) -> Telemetry:
     """The log of this process; where there are several, each line says whose it is."""
-    telemetry = Telemetry(config.log_level, pid=None if config.workers == 1 else os.getpid())
+    pid = None if config.workers == 1 else os.getpid()
+    spans = tracing.OpenTelemetrySpans() if has_spans else tracing.NO_SPANS
+    telemetry = Telemetry(config.log_level, pid=pid, spans=spans)
     telemetry.adopt_library_logs()
     return telemetry
 
@@ -112,7 +120,7 @@ def _serve_by_workers(
         if postgres is not None:
             postgres.leave_to_parent()
         prepared = msgspec.structs.replace(config, no_migrate=True)
-        telemetry = _telemetry(config)
+        telemetry = _telemetry(config, has_spans=config.traces)
         figures = Figures(places, bond.number, telemetry.metrics)
 
         def around(opened: Lifespan) -> Lifespan:

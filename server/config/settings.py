@@ -85,6 +85,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Leave the database's schema to `rejoinder migrate` instead of bringing it up to date at start."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe log line that is written."""
+    traces: bool = False
+    """Send spans of requests to an OpenTelemetry collector; needs the extra `otel`."""
 
     body_bytes_max: Size = 64 * _MEBIBYTE
     """Largest request body; a larger one is a 413."""

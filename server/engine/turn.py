@@ -234,7 +234,8 @@ class Turns:
 
     async def _answered(self, turn: Turn, body: list[bytes], earlier: Outcome | None) -> Outcome:
         """One round of a turn that is not streamed, with what came before it."""
-        reply = await turn.upstream.create(body, turn.request.model, turn.chain)
+        with self._telemetry.spans.of("upstream", upstream=turn.upstream.name, response_id=turn.response_id):
+            reply = await turn.upstream.create(body, turn.request.model, turn.chain)
         return assemble_body(
             reply,
             turn.response,
@@ -280,6 +281,10 @@ class Turns:
 
     async def _read(self, turn: Turn, run: Run, assembler: Assembler, body: list[bytes]) -> None:
         """Hand on the upstream's stream until the turn has ended, or the stream has."""
+        with self._telemetry.spans.of("upstream", upstream=turn.upstream.name, response_id=turn.response_id):
+            await self._hand_on(turn, run, assembler, body)
+
+    async def _hand_on(self, turn: Turn, run: Run, assembler: Assembler, body: list[bytes]) -> None:
         heartbeat = Heartbeat(
             run,
             lambda: run.send(sse.COMMENT if run.has_begun else assembler.open()),
@@ -334,26 +339,27 @@ class Turns:
             items = [*turn.input_items, *outcome.items]
             if is_accepted and turn.upstream.profile.reasoning == "opaque":
                 items = accepted_by(items, turn.issuer)
-            await self._responses.add(
-                NewResponse(
-                    tenant_id=turn.tenant_id,
-                    public_id=turn.response_id,
-                    parent=turn.origin.parent,
-                    lease=claim.lease if claim else None,
-                    is_appended=is_appended,
-                    status=outcome.status,
-                    model=turn.request.model,
-                    upstream=turn.upstream.name,
-                    created_at=turn.began_at,
-                    completed_at=ended_at if outcome.status == "completed" else None,
-                    body=outcome.body.text,
-                    items=items,
-                    ended_at=ended_at,
-                    usage=usage.read(outcome.body),
-                    # A turn that adds nothing to the history changes nothing of what that was last sent as.
-                    prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
+            with self._telemetry.spans.of("store", response_id=turn.response_id):
+                await self._responses.add(
+                    NewResponse(
+                        tenant_id=turn.tenant_id,
+                        public_id=turn.response_id,
+                        parent=turn.origin.parent,
+                        lease=claim.lease if claim else None,
+                        is_appended=is_appended,
+                        status=outcome.status,
+                        model=turn.request.model,
+                        upstream=turn.upstream.name,
+                        created_at=turn.began_at,
+                        completed_at=ended_at if outcome.status == "completed" else None,
+                        body=outcome.body.text,
+                        items=items,
+                        ended_at=ended_at,
+                        usage=usage.read(outcome.body),
+                        # A turn that adds nothing to the history changes nothing of what that was last sent as.
+                        prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
+                    )
                 )
-            )
             if claim is not None and is_appended:
                 claim.use_up()
             await turn.origin.free()
