@@ -30,7 +30,7 @@ setup: .venv/.synced ## Make .venv with everything in uv.lock; every other targe
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/uv sync --frozen --quiet
+	UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/uv sync --frozen --extra otel --quiet
 	@touch $@
 
 run: .venv/.synced ## Serve on 127.0.0.1:PORT before UPSTREAM=http://host:8000/v1 (without it, before a mock)

@@ -1,17 +1,18 @@
 """The composition root: a configuration goes in, an ASGI application comes out. It opens and closes everything."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from litestar import Litestar
+from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
+from server.api import access, wire
 from server.api import conversations as conversations_api
 from server.api import pass_through as pass_through_api
 from server.api import responses as responses_api
 from server.api import system as system_api
-from server.api import wire
 from server.config import Config, UpstreamSettings
 from server.embedded import EmbeddedPostgres
 from server.engine.conversations import ConversationEdits
@@ -21,6 +22,7 @@ from server.engine.prepare import Preparation
 from server.engine.recent import RecentHistories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
+from server.metrics import Sources
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
 from server.store.idempotency import IdempotencyKeys
@@ -34,16 +36,27 @@ from server.upstream.transport import TRANSPORTS
 
 class _Application(Litestar):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await access.told(self._answer, self.state.telemetry, scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         wire.route_by_raw_path(scope)
-        if scope["type"] == "http" and scope["path"].rstrip("/") == responses_api.CREATE_PATH:
+        is_create = scope["path"].rstrip("/") == responses_api.CREATE_PATH
+        if is_create and not wire.is_on_port(scope, self.state.metrics_port):
             # What the framework does for a request takes a fifth of a turn's time (DESIGN 9).
             await responses_api.create_response(self.state, scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
 
-def create(config: Config, telemetry: Telemetry) -> Litestar:
+def create(
+    config: Config, telemetry: Telemetry, metrics_text: Callable[[], Awaitable[bytes]] | None = None
+) -> Litestar:
     """The application. What it needs is opened by its start-up and closed by its shutdown.
+
+    `metrics_text` is what `/metrics` answers, where that is not what this application alone has counted.
 
     Its start-up raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is no database to use.
     """
@@ -55,8 +68,15 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
             *system_api.ROUTES,
             *pass_through_api.routes(config.pass_through),
         ],
+        guards=[system_api.on_their_ports(config.metrics_port)] if config.metrics_port else [],
         lifespan=[_lifespan(config, telemetry)],
-        before_send=[wire.add_request_id],
+        state=State(
+            {
+                "metrics_port": config.metrics_port,
+                "metrics_text": metrics_text or _own_metrics(telemetry),
+                "telemetry": telemetry,
+            }
+        ),
         exception_handlers={
             ApiError: wire.render_api_error,
             wire.ClientLeft: wire.render_client_left,
@@ -69,14 +89,23 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
     )
 
 
+def _own_metrics(telemetry: Telemetry) -> Callable[[], Awaitable[bytes]]:
+    async def text() -> bytes:
+        return telemetry.metrics.text()
+
+    return text
+
+
 def _lifespan(
     config: Config, telemetry: Telemetry
 ) -> Callable[[Litestar], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as opened:
+            # Behind all that may still have something to tell.
+            opened.push_async_callback(telemetry.spans.close)
             database = await _open_database(config, opened)
-            upstreams = _open_upstreams(config)
+            upstreams = _open_upstreams(config, telemetry)
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
             recent = RecentHistories(config.history_cache_bytes)
@@ -88,6 +117,7 @@ def _lifespan(
             opened.push_async_callback(idempotency.close)
             opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
+            opened.enter_context(telemetry.metrics.asking(_sources(config, turns, database)))
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
@@ -96,7 +126,6 @@ def _lifespan(
                 "json_depth_max": config.json_depth_max,
                 "preparation": preparation,
                 "responses": stored,
-                "telemetry": telemetry,
                 "turns": turns,
                 "upstreams": upstreams,
             }
@@ -104,6 +133,15 @@ def _lifespan(
             yield
 
     return lifespan
+
+
+def _sources(config: Config, turns: Turns, database: Database) -> Sources:
+    return Sources(
+        open_turns=lambda: turns.open_count,
+        connections_in_use=lambda: database.connections_in_use,
+        connections_max=config.pool_size,
+        prefixes=turns.prefixes.counts,
+    )
 
 
 def embedded_postgres(config: Config) -> EmbeddedPostgres | None:
@@ -132,11 +170,11 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
-def _open_upstreams(config: Config) -> Upstreams:
-    return Upstreams([_open_upstream(config, settings) for settings in config.upstreams])
+def _open_upstreams(config: Config, telemetry: Telemetry) -> Upstreams:
+    return Upstreams([_open_upstream(config, settings, telemetry) for settings in config.upstreams])
 
 
-def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
+def _open_upstream(config: Config, settings: UpstreamSettings, telemetry: Telemetry) -> Upstream:
     replicas = [
         UpstreamClient(
             url,
@@ -147,6 +185,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
             first_byte_timeout_s=config.first_byte_timeout_s,
             reply_bytes_max=config.reply_bytes_max,
             transport=TRANSPORTS[config.upstream_transport],
+            trace_headers=telemetry.spans.headers,
         )
         for url in settings.urls
     ]

@@ -1,15 +1,18 @@
-"""What the server says about itself: structured logs, one JSON object a line. Handed in, never reached for.
+"""What the server says about itself: logs, one JSON object a line, and with them metrics and spans. Handed in.
 
 Rule of this file: no text of a client, a model or a driver can get into a log by mistake. A field is a short scalar, a
 URL loses its credentials and its query, and an exception is its type and the places in our code it passed, never its
 message: messages of drivers and parsers quote the values they choke on.
 """
 
+import contextlib
 import json
 import logging
 import math
 import re
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TextIO
@@ -17,6 +20,9 @@ from typing import Any, Final, TextIO
 import msgspec
 import structlog
 from structlog.typing import EventDict
+
+from server.metrics import Metrics
+from server.tracing import NO_SPANS, Spans
 
 Field = str | int | float | bool | None
 
@@ -33,14 +39,36 @@ _LEVELS: Final = {
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s\"'<>]*)")
 
 
+class RequestLine:
+    """The line about one request, as far as it is known. `noted` are fields of it, by those who carry it out."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.noted: dict[str, Field] = {}
+        self.is_open = True
+
+
+# Whoever works for a request has it around him, also in tasks of his own: nobody has to hand it on.
+_REQUEST: ContextVar[RequestLine | None] = ContextVar("request", default=None)
+
+
 class Telemetry:
     """Writes events at or above `log_level` (debug, info, warning, error) to `stream`, standard error by default.
 
     An event is a fixed name in our words (`turn_stored`), its fields are ids, sizes, types, statuses and URLs. `pid` is
-    in each of them, where there is one.
+    in each of them, where there is one, and `request_id` in those about a request.
     """
 
-    def __init__(self, log_level: str = "info", stream: TextIO | None = None, *, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        log_level: str = "info",
+        stream: TextIO | None = None,
+        *,
+        pid: int | None = None,
+        spans: Spans = NO_SPANS,
+    ) -> None:
+        self.metrics = Metrics()
+        self.spans = spans
         self._level = _LEVELS[log_level]
         self._logger: Any = structlog.wrap_logger(
             structlog.WriteLogger(stream or sys.stderr),
@@ -55,16 +83,40 @@ class Telemetry:
         ).bind(**{} if pid is None else {"pid": pid})
 
     def debug(self, event: str, **fields: Field) -> None:
-        self._logger.debug(event, **_safe(fields))
+        if self._level <= logging.DEBUG:
+            self._logger.debug(event, **_safe(fields))
 
     def info(self, event: str, **fields: Field) -> None:
-        self._logger.info(event, **_safe(fields))
+        if self._level <= logging.INFO:
+            self._logger.info(event, **_safe(fields))
 
     def warning(self, event: str, **fields: Field) -> None:
         self._logger.warning(event, **_safe(fields))
 
     def error(self, event: str, **fields: Field) -> None:
         self._logger.error(event, **_safe(fields))
+
+    def note(self, **fields: Field) -> bool:
+        """Add these to the line of the request that this is done for, None for what there is nothing to say of.
+
+        False where there is none, or none any more: its client has left, and what it began goes on.
+        """
+        line = _REQUEST.get()
+        if line is None or not line.is_open:
+            return False
+        line.noted.update(fields)
+        return True
+
+    @contextlib.contextmanager
+    def request(self, request_id: str) -> Iterator[RequestLine]:
+        """While this lasts all that is done, and what is begun then, is done for this request."""
+        line = RequestLine(request_id)
+        before = _REQUEST.set(line)
+        try:
+            yield line
+        finally:
+            line.is_open = False
+            _REQUEST.reset(before)
 
     def crash(self, event: str, error: BaseException, **fields: Field) -> None:
         """Log an exception nobody expected: its type, its cause's type and our frames it passed, innermost first."""
@@ -131,7 +183,9 @@ class _LibraryRecords(logging.Handler):
 
 
 def _safe(fields: dict[str, Field]) -> dict[str, Field]:
-    return {name: _safe_value(value) for name, value in fields.items()}
+    safe = {name: _safe_value(value) for name, value in fields.items()}
+    line = _REQUEST.get()
+    return safe if line is None else {"request_id": line.request_id, **safe}
 
 
 def _safe_value(value: Field) -> Field:

@@ -25,6 +25,7 @@ from server.mock import Mock, Reply
 from server.protocol.sse import encode
 from server.store.database import Database
 from server.telemetry import Telemetry
+from server.tracing import NO_SPANS, Spans
 from tests.harness import serving
 from tests.postgres import PostgresServer, connected, database_name
 
@@ -140,7 +141,12 @@ class Application:
 
 @contextlib.asynccontextmanager
 async def running(
-    database_url: str, replies: Sequence[Reply] = (), *, upstreams: str | None = None, **settings: Any
+    database_url: str,
+    replies: Sequence[Reply] = (),
+    *,
+    upstreams: str | None = None,
+    spans: Spans = NO_SPANS,
+    **settings: Any,
 ) -> AsyncIterator[Application]:
     """The server on a migrated database, before a mock that answers by `replies`; without any it answers by itself.
 
@@ -158,7 +164,7 @@ async def running(
         if upstreams is not None:
             file = opened.enter_context(_config_file(upstreams.replace("URL", f"{upstream_url}/v1")))
             given |= {"config": file, "upstream": None, "upstream_api_key": None}
-        app = create(load(given | settings, {}), Telemetry("debug", log))
+        app = create(load(given | settings, {}), Telemetry("debug", log, spans=spans))
         url = await opened.enter_async_context(serving(app))
         # Nothing here is encrypted, and to read the system's certificates takes longer than a turn.
         http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from server.config import Config
+from server.metrics import Metrics, Sources
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "operations.md").read_text()
 
@@ -14,6 +15,7 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "operations.md").read_
 def rows() -> dict[str, str]:
     """The default in the table of settings, by name."""
     table = PAGE[PAGE.index("| setting |") :]
+    table = table[: table.index("\n\n")]
     return dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
 
 
@@ -40,3 +42,13 @@ def test_every_row_tells_the_default() -> None:
     }
     assert defaults["port"] == "8080", "the defaults were not found"
     assert {name: default for name, default in rows().items() if name != "data_dir"} == defaults
+
+
+def test_every_metric_has_its_row_and_every_row_its_metric() -> None:
+    metrics = Metrics()
+    sources = Sources(open_turns=lambda: 0, connections_in_use=lambda: 0, connections_max=1, prefixes={})
+    with metrics.asking(sources):
+        families = re.findall(r"^# TYPE (\w+) ", metrics.text().decode(), re.MULTILINE)
+    table = PAGE[PAGE.index("| metric |") :]
+    told = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(told) == sorted(name for name in families if not name.startswith("process_"))

@@ -35,12 +35,14 @@ _JSON_HEADERS = [(b"content-type", b"application/json")]
 async def create_response(state: State, scope: Scope, receive: Receive, send: Send) -> None:
     """POST: a turn, as JSON or as a stream. Outside of the framework, since this is the route whose cost counts."""
     reply = _Reply(send)
+    scope["path_template"] = CREATE_PATH
     try:
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
             raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed(["POST"])
         try:
             body = await wire.read_body(scope, receive, state.body_bytes_max)
         except ApiError as error:
+            state.telemetry.note(code=error.code)
             await reply.refuse_unread(error, receive)
             return
         leaving = asyncio.create_task(_leave(receive))
@@ -53,6 +55,7 @@ async def create_response(state: State, scope: Scope, receive: Receive, send: Se
     except wire.ClientLeft:
         return
     except ApiError as error:
+        state.telemetry.note(code=error.code)
         await reply.refuse(error)
     except Exception as error:
         state.telemetry.crash("request_crashed", error)
@@ -186,7 +189,6 @@ class _Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
-        headers = [*headers, wire.fresh_request_id()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import secrets
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,7 +9,7 @@ import msgspec
 from litestar import HttpMethod, Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import Message, Receive, Scope
+from litestar.types import Receive, Scope
 
 from server import errors
 from server.errors import ApiError
@@ -48,6 +47,12 @@ def route_by_raw_path(scope: Scope) -> None:
         scope["path"] = scope["raw_path"].decode("latin-1")
 
 
+def is_on_port(scope: Scope, port: int) -> bool:
+    """Whether a request came by this one of the server's ports; by 0 comes none."""
+    server = scope["server"]
+    return server is not None and port != 0 and server[1] == port
+
+
 def json_response(body: bytes, status: int = 200) -> Response[bytes]:
     return Response(body, status_code=status, media_type=JSON)
 
@@ -67,6 +72,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
 
 
 def render_api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
+    request.app.state.telemetry.note(code=error.code)
     if error.status >= 500:
         request.app.state.telemetry.warning("request_failed", status=error.status, code=error.code, cause=error.cause)
     return Response(error_body(error), status_code=error.status, media_type=JSON, headers=error_headers(error))
@@ -123,16 +129,6 @@ async def discard_body(receive: Receive) -> None:
         async with asyncio.timeout(_DISCARD_MAX_S):
             while (await receive()).get("more_body"):
                 pass
-
-
-async def add_request_id(message: Message, _: Scope) -> None:
-    """A fresh `x-request-id` on every answer, which the SDKs show to their users."""
-    if message["type"] == "http.response.start":
-        message["headers"] = [*message["headers"], fresh_request_id()]
-
-
-def fresh_request_id() -> tuple[bytes, bytes]:
-    return b"x-request-id", f"req_{secrets.token_hex(16)}".encode()
 
 
 def _encodable(value: str | None) -> str | None:

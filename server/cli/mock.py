@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"*** MOCK: a scripted stand-in, NOT A MODEL, answers at {url} ***", file=sys.stderr, flush=True)
             print(url, flush=True)
 
-        web.run(Mock(replies, record=record), listener, announce)
+        web.run(Mock(replies, record=record), [listener], announce)
     return 0
 
 

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import httptools
@@ -123,14 +123,14 @@ async def lifespan(app: Application) -> AsyncIterator[None]:
 
 def run(
     app: Application,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     announce: Callable[[], None],
     opened: contextlib.AbstractAsyncContextManager[None] | None = None,
     work: Work | None = None,
     *,
     drain_max_s: float = GRACE_S,
 ) -> None:
-    """Serve the application, within `opened`, until SIGINT or SIGTERM.
+    """Serve the application on all of these, within `opened`, until SIGINT or SIGTERM.
 
     Then requests, and `work` that goes on without them, have `drain_max_s` to end by themselves, before what is left of
     it is ended.
@@ -152,7 +152,7 @@ def run(
     )
     # Once all is closed uvicorn raises the signal that ended it again.
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, opened or contextlib.nullcontext(), announce, work, drain_max_s).run(sockets=[listener])
+        _Server(config, opened or contextlib.nullcontext(), announce, work, drain_max_s).run(sockets=list(listeners))
 
 
 class HttpProtocol(HttpToolsProtocol):

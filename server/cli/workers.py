@@ -27,8 +27,12 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Bond(NamedTuple):
-    """What a worker has of its parent: a pipe to tell it something, and one that ends when the parent does."""
+    """What a worker has of its parent: its number, a pipe to tell it something, and one that ends when the parent does.
 
+    The numbers begin at 1; who takes the place of a dead worker has its number.
+    """
+
+    number: int
     news: int
     parent: int
 
@@ -58,6 +62,7 @@ class Bond(NamedTuple):
 class _Worker:
     """A worker as its parent sees it. A negative exit code is the signal that ended it."""
 
+    number: int
     pid: int
     news: int
     is_serving: bool = False
@@ -135,20 +140,21 @@ class Workers:
 
     def _start(self) -> _Worker:
         news, told = os.pipe()
+        number = min(set(range(1, self._count + 1)) - {worker.number for worker in self._workers})
         # A signal between the fork and the worker's first steps waits for these.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         pid = os.fork()
         if pid == 0:
             exit_code = 1
             try:
-                exit_code = exit_code_of(lambda: self._work(Bond(told, self._parent_end)))
+                exit_code = exit_code_of(lambda: self._work(Bond(number, told, self._parent_end)))
                 sys.stderr.flush()
             finally:
                 # What the parent has opened is not the worker's to close in order.
                 os._exit(exit_code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
         os.close(told)
-        worker = _Worker(pid, news)
+        worker = _Worker(number, pid, news)
         self._workers.append(worker)
         self._selector.register(news, selectors.EVENT_READ, worker)
         return worker

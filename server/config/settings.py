@@ -73,6 +73,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Port to listen on; 0 takes any free one."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     """How many processes serve the port."""
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """Port of `/metrics` alone; 0 leaves it on the server's own."""
+    metrics_host: str = "127.0.0.1"
+    """Address of that port."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where the embedded Postgres keeps its data, absolute. Unused with a `database_url`."""
     database_url: str | None = None
@@ -81,6 +85,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Leave the database's schema to `rejoinder migrate` instead of bringing it up to date at start."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe log line that is written."""
+    traces: bool = False
+    """Send spans of requests to an OpenTelemetry collector; needs the extra `otel`."""
 
     body_bytes_max: Size = 64 * _MEBIBYTE
     """Largest request body; a larger one is a 413."""

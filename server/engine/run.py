@@ -18,14 +18,24 @@ class Run:
     The task that makes the turn never waits for the client: what the client has not read yet is kept, and a client that
     leaves more than `stream_bytes_max` of a stream unread is let go of, which `on_let_go` is told. `on_leave` is told
     when the client is gone before the end, for whatever reason, and nobody else has joined. Who reads may say how to
-    send by `send_by`; what then comes while all before it is sent, is sent by who makes it.
+    send by `send_by`; what then comes while all before it is sent, is sent by who makes it. `asked_at_s`, by the loop's
+    clock, is when its request came; `first_event_s` is how long it took from there to the first bytes.
     """
 
-    def __init__(self, *, is_stream: bool, on_leave: Callable[["Run"], None], stream_bytes_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        is_stream: bool,
+        on_leave: Callable[["Run"], None],
+        stream_bytes_max: int,
+        asked_at_s: float | None = None,
+    ) -> None:
         self.is_stream = is_stream
         self.has_begun = False
         self.last_sent_at_s = 0.0
         self._loop = asyncio.get_running_loop()
+        self._asked_at_s = self._loop.time() if asked_at_s is None else asked_at_s
+        self.first_event_s: float | None = None
         self._on_leave = on_leave
         self._stream_bytes_max = stream_bytes_max
         self._unread: deque[bytes] = deque()
@@ -49,6 +59,11 @@ class Run:
         self._kept: list[bytes] | None = None
         self._kept_bytes = 0
         self._joined: list[Run] = []
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was asked for, by the loop's clock."""
+        return self._loop.time() - self._asked_at_s
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Make the turn in a task, which the caller must hold."""
@@ -88,8 +103,10 @@ class Run:
         """Hand bytes to the client, if it is still there."""
         if not chunk:
             return
-        self.has_begun = True
         self.last_sent_at_s = self._loop.time()
+        if not self.has_begun:
+            self.has_begun = True
+            self.first_event_s = self.last_sent_at_s - self._asked_at_s
         if self._kept is not None:
             self._keep(chunk)
         if self._joined:

@@ -6,7 +6,6 @@ connection is held while the upstream works; the turn is committed before its bo
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Container, Iterator
 from datetime import UTC, datetime
 from typing import Literal
@@ -14,9 +13,10 @@ from typing import Literal
 import msgspec
 
 from server import errors
+from server.engine.account import Account
 from server.engine.history import Origin
 from server.engine.prefixes import Prefixes
-from server.engine.prepare import Preparation, Prepared
+from server.engine.prepare import Preparation
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
@@ -25,7 +25,7 @@ from server.protocol.assemble import Assembler, Outcome, assemble_body
 from server.protocol.dialect import Reader
 from server.protocol.history import KnownIds, Past
 from server.protocol.items import Item, accepted_by
-from server.protocol.request import MEMBERS, Request
+from server.protocol.request import Request
 from server.protocol.response import ResponseObject
 from server.store.responses import NewResponse, Responses
 from server.telemetry import Telemetry
@@ -88,6 +88,7 @@ class Turns:
         self._responses = responses
         self._preparation = preparation
         self._telemetry = telemetry
+        self._account = Account(telemetry)
         self._limits = limits
         self._on_disconnect = on_disconnect
         self._now = now
@@ -98,17 +99,18 @@ class Turns:
 
     async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
         """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
+        asked_at_s = asyncio.get_running_loop().time()
         try:
             with self._one_more():
                 turn = await self._prepare(tenant_id, body, response_id)
         except ApiError as error:
-            log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
-            log("request_refused", status=error.status, code=error.code, param=_place(error), cause=error.cause)
+            self._account.not_begun(error)
             raise
         run = Run(
             is_stream=turn.request.stream,
             on_leave=lambda run: self._client_left(turn, run),
             stream_bytes_max=self._limits.stream_bytes_max,
+            asked_at_s=asked_at_s,
         )
         if turn.origin.claim is not None:
             turn.origin.claim.on_lost = run.cancel
@@ -117,6 +119,11 @@ class Turns:
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
         return run
+
+    @property
+    def open_count(self) -> int:
+        """How many are in flight or beginning."""
+        return self._beginning_count + len(self._runs)
 
     async def close(self) -> None:
         """End the turns in flight as failed, and wait until that is stored; no other can begin."""
@@ -133,7 +140,7 @@ class Turns:
     @contextlib.contextmanager
     def _one_more(self) -> Iterator[None]:
         """Count a turn that has no run yet; raises ApiError 503 where there are too many, in flight or beginning."""
-        if 0 < self._limits.open_turns_max <= self._beginning_count + len(self._runs):
+        if 0 < self._limits.open_turns_max <= self.open_count:
             raise errors.overloaded()
         self._beginning_count += 1
         try:
@@ -148,7 +155,7 @@ class Turns:
             raise errors.stopping()
         sent = prepared.sent()
         has_history = prepared.history.item_count > 0
-        self._tell_beginning(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
+        self._account.began(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
         request = prepared.request
         return Turn(
             tenant_id=tenant_id,
@@ -169,22 +176,6 @@ class Turns:
     def _clock(self) -> int:
         return int(self._now().timestamp())
 
-    def _tell_beginning(self, prepared: Prepared, prefix: str) -> None:
-        self._telemetry.info(
-            "turn_began",
-            response_id=prepared.response_id,
-            previous_response_id=prepared.request.previous_response_id,
-            conversation_id=prepared.request.conversation_id,
-            upstream=prepared.upstream.name,
-            stream=prepared.request.stream,
-            store=prepared.request.store,
-            history_items=prepared.history.item_count,
-            input_items=len(prepared.input_items),
-            left_out_items=prepared.left_out_count,
-            upstream_bytes=sum(map(len, prepared.body)),
-            prefix=prefix,
-        )
-
     def _client_left(self, turn: Turn, run: Run) -> None:
         may_finish = turn.request.store and turn.request.conversation_id is None
         if may_finish and self._on_disconnect == "finish":
@@ -194,18 +185,19 @@ class Turns:
 
     async def _carry_out(self, turn: Turn, run: Run) -> None:
         try:
-            await (self._stream(turn, run) if turn.request.stream else self._answer(turn, run))
+            outcome = await (self._stream(turn, run) if turn.request.stream else self._answer(turn, run))
         except Exception as error:
             refused = self._told(error, turn)
-            self._warn("turn_refused", turn, refused)
+            self._account.refused(turn.response_id, turn.upstream.name, run, refused)
             # There is nothing left to cancel, and who frees the conversation must not be interrupted.
             run.close()
             await turn.origin.free()
             run.end(refused)
         else:
+            self._account.ended(turn.response_id, turn.upstream.name, run, outcome)
             run.end()
 
-    async def _answer(self, turn: Turn, run: Run) -> None:
+    async def _answer(self, turn: Turn, run: Run) -> Outcome:
         made: Outcome | None = None
         failure: ApiError | None = None
         try:
@@ -227,6 +219,7 @@ class Turns:
         assert made is not None
         await self._store(turn, made)
         run.send(made.shown())
+        return made
 
     async def _keep_failed(self, turn: Turn, made: Outcome | None, failure: ApiError) -> None:
         """Store what was made before a turn failed that is not streamed: it was paid for. Of nothing is no row."""
@@ -236,10 +229,12 @@ class Turns:
         failed = turn.response.ended(made.body, "failed", told)
         await self._store(turn, Outcome(status="failed", body=failed, items=made.items))
         failure.is_stored = True
+        self._account.cost(turn.upstream.name, made)
 
     async def _answered(self, turn: Turn, body: list[bytes], earlier: Outcome | None) -> Outcome:
         """One round of a turn that is not streamed, with what came before it."""
-        reply = await turn.upstream.create(body, turn.request.model, turn.chain)
+        with self._telemetry.spans.of("upstream", upstream=turn.upstream.name, response_id=turn.response_id):
+            reply = await turn.upstream.create(body, turn.request.model, turn.chain)
         return assemble_body(
             reply,
             turn.response,
@@ -249,7 +244,7 @@ class Turns:
             earlier=earlier,
         )
 
-    async def _stream(self, turn: Turn, run: Run) -> None:
+    async def _stream(self, turn: Turn, run: Run) -> Outcome:
         assembler = Assembler(
             turn.response,
             taken_ids=turn.taken_ids,
@@ -273,16 +268,22 @@ class Turns:
             if not run.has_begun:
                 # What caused it is told in the log, by its type.
                 raise failure from failure.__cause__
-            self._warn("stream_broken", turn, failure)
+            self._account.broken("stream_broken", turn.response_id, failure)
             assembler.end(failure.message, failure.code)
         run.close()
         if assembler.outcome is not None and (reason := turn.rounds.reason_to_fail(assembler.outcome)) is not None:
             assembler.withdraw(reason)
         await self._store_streamed(turn, assembler)
         run.send(assembler.closing())
+        assert assembler.outcome is not None
+        return assembler.outcome
 
     async def _read(self, turn: Turn, run: Run, assembler: Assembler, body: list[bytes]) -> None:
         """Hand on the upstream's stream until the turn has ended, or the stream has."""
+        with self._telemetry.spans.of("upstream", upstream=turn.upstream.name, response_id=turn.response_id):
+            await self._hand_on(turn, run, assembler, body)
+
+    async def _hand_on(self, turn: Turn, run: Run, assembler: Assembler, body: list[bytes]) -> None:
         heartbeat = Heartbeat(
             run,
             lambda: run.send(sse.COMMENT if run.has_begun else assembler.open()),
@@ -324,7 +325,7 @@ class Turns:
             await self._store(turn, assembler.outcome)
         except Exception as error:
             failure = self._told(error, turn)
-            self._warn("turn_not_stored", turn, failure)
+            self._account.broken("turn_not_stored", turn.response_id, failure)
             assembler.withdraw(failure.message)
             await turn.origin.free()
             if isinstance(error, errors.LeaseLost):
@@ -341,40 +342,33 @@ class Turns:
             items = [*turn.input_items, *outcome.items]
             if is_accepted and turn.upstream.profile.reasoning == "opaque":
                 items = accepted_by(items, turn.issuer)
-            await self._responses.add(
-                NewResponse(
-                    tenant_id=turn.tenant_id,
-                    public_id=turn.response_id,
-                    parent=turn.origin.parent,
-                    lease=claim.lease if claim else None,
-                    is_appended=is_appended,
-                    status=outcome.status,
-                    model=turn.request.model,
-                    upstream=turn.upstream.name,
-                    created_at=turn.began_at,
-                    completed_at=ended_at if outcome.status == "completed" else None,
-                    body=outcome.body.text,
-                    items=items,
-                    ended_at=ended_at,
-                    usage=usage.read(outcome.body),
-                    # A turn that adds nothing to the history changes nothing of what that was last sent as.
-                    prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
+            with self._telemetry.spans.of("store", response_id=turn.response_id):
+                await self._responses.add(
+                    NewResponse(
+                        tenant_id=turn.tenant_id,
+                        public_id=turn.response_id,
+                        parent=turn.origin.parent,
+                        lease=claim.lease if claim else None,
+                        is_appended=is_appended,
+                        status=outcome.status,
+                        model=turn.request.model,
+                        upstream=turn.upstream.name,
+                        created_at=turn.began_at,
+                        completed_at=ended_at if outcome.status == "completed" else None,
+                        body=outcome.body.text,
+                        items=items,
+                        ended_at=ended_at,
+                        usage=usage.read(outcome.body),
+                        # A turn that adds nothing to the history changes nothing of what that was last sent as.
+                        prefix_mark=turn.prefix_mark if is_accepted else turn.origin.prefix_mark,
+                    )
                 )
-            )
             if claim is not None and is_appended:
                 claim.use_up()
             await turn.origin.free()
             if is_accepted and turn.request.conversation_id is None:
                 past = turn.past.followed_by(items)
                 self._preparation.remember(turn.tenant_id, turn.response_id, turn.issuer, past)
-        self._telemetry.info(
-            "turn_ended",
-            response_id=turn.response_id,
-            status=outcome.status,
-            stored=turn.request.store,
-            output_items=len(outcome.items),
-            duration_ms=round((ended_at - turn.began_at).total_seconds() * 1000),
-        )
 
     def _told(self, error: Exception, turn: Turn) -> ApiError:
         """What a client is told of an exception: an ApiError as it is, of another one only that there was one."""
@@ -384,14 +378,3 @@ class Turns:
             return errors.upstream_broken("its reply is not a response.")
         self._telemetry.crash("turn_crashed", error, response_id=turn.response_id)
         return errors.internal()
-
-    def _warn(self, event: str, turn: Turn, error: ApiError) -> None:
-        self._telemetry.warning(
-            event, response_id=turn.response_id, status=error.status, code=error.code, cause=error.cause
-        )
-
-
-def _place(error: ApiError) -> str | None:
-    """Where in a request the fault is, for the log."""
-    member = re.match(r"\w*", error.param or "")
-    return error.param if member and member[0] in MEMBERS else None

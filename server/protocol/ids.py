@@ -9,6 +9,7 @@ import secrets
 KEY_LENGTH_MAX = 256
 
 _UNUSABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_RESPONSE_ID = re.compile("resp_[0-9a-f]{48}")
 _CONVERSATION_ID = re.compile("conv_[0-9a-f]{48}")
 _PREFIXES = {
     "message": "msg",
@@ -42,6 +43,11 @@ def new_response_id() -> str:
 
 def new_conversation_id() -> str:
     return f"conv_{secrets.token_hex(24)}"
+
+
+def is_response_id(text: str) -> bool:
+    """Whether a text is of the form that all responses' ids have, which no client chooses."""
+    return _RESPONSE_ID.fullmatch(text) is not None
 
 
 def is_conversation_id(text: str) -> bool:

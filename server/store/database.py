@@ -18,7 +18,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from asyncpg.prepared_stmt import PreparedStatement
-from sqlalchemy import Connection, NullPool, PoolProxiedConnection, event, text
+from sqlalchemy import Connection, NullPool, PoolProxiedConnection, QueuePool, event, text
 from sqlalchemy.exc import DBAPIError, DisconnectionError, MissingGreenlet
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
@@ -134,6 +134,11 @@ class Database:
                 return rows
             finally:
                 self._free.release()
+
+    @property
+    def connections_in_use(self) -> int:
+        """How many of the pool's connections run a statement."""
+        return cast(QueuePool, self._pool).checkedout()
 
     async def _connection(self) -> PoolProxiedConnection:
         if self._is_closed:

@@ -85,7 +85,10 @@ class _Body(httpx.AsyncByteStream):
 
 
 class UpstreamClient:
-    """One model server. `base_url` ends in `/v1`, paths come behind it; times are in seconds, sizes in bytes."""
+    """One model server. `base_url` ends in `/v1`, paths come behind it; times are in seconds, sizes in bytes.
+
+    `trace_headers` are asked for at each call.
+    """
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class UpstreamClient:
         first_byte_timeout_s: float,
         reply_bytes_max: int,
         transport: Callable[[], httpx.AsyncBaseTransport] = lean,
+        trace_headers: Callable[[], Sequence[_Header]] = tuple,
     ) -> None:
         self.base_url = base_url
         self._api_key = api_key
@@ -106,6 +110,7 @@ class UpstreamClient:
         self._first_byte_timeout_s = first_byte_timeout_s
         self._reply_bytes_max = reply_bytes_max
         self._transport = transport()
+        self._trace_headers = trace_headers
         self._headers: list[_Header] = [(b"accept-encoding", b"identity")]
         if api_key is not None:
             self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
@@ -188,7 +193,7 @@ class UpstreamClient:
         request = httpx.Request(
             method,
             _url(self.base_url + path),
-            headers=httpx.Headers([*headers, *self._headers, *length]),
+            headers=httpx.Headers([*headers, *self._headers, *length, *self._trace_headers()]),
             # Without one, a GET has no body at all: some servers take an empty chunked one for the next request.
             stream=_Body(body) if body else None,
             extensions={"timeout": self._stream_limits if is_stream else self._limits},

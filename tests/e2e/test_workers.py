@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.application import both_modes, events_of
 from tests.e2e import processes
@@ -88,7 +89,7 @@ async def test_a_chain_goes_through_all_workers(tmp_path: Path, upstream: Echo, 
             said.append(f"q{number}")
             assert upstream.inputs[-1] == said
             said.append(f"re: q{number}")
-        began = of_event(tmp_path, "turn_began")
+        began = of_event(tmp_path, "request")
     assert {line["pid"] for line in began} == set(workers_told(tmp_path))
     assert len(workers_told(tmp_path)) == 2
 
@@ -120,7 +121,7 @@ async def test_turns_at_once_in_one_conversation_are_in_one_order(
             await asyncio.gather(*(take_turn(number) for number in range(30)))
         listed = await servers[-1].listed(conversation_id)
         names = ("first", "second")[:server_count]
-        pids = [{line["pid"] for line in of_event(tmp_path, "turn_began", name)} for name in names]
+        pids = [{line["pid"] for line in of_event(tmp_path, "request", name)} for name in names]
     assert sorted(listed[::2]) == sorted(f"q{number}" for number in range(30))
     assert listed[1::2] == [f"re: {text}" for text in listed[::2]]
     # Each turn knew all that were before it, and those that were refused cost no inference.
@@ -163,7 +164,7 @@ async def test_every_worker_is_ready_and_every_line_says_whose_it_is(
         await asyncio.gather(*(turn(server, f"q{number}") for number in range(12)))
     lines = logged(tmp_path)
     assert {line["pid"] for line in lines} == {server.process.pid, *workers_told(tmp_path)}
-    assert {line["pid"] for line in lines if line["event"].startswith("turn_")} <= set(workers_told(tmp_path))
+    assert {line["pid"] for line in lines if line["event"] in ("turn_began", "request")} <= set(workers_told(tmp_path))
     assert (lines[-1]["event"], lines[-1]["pid"]) == ("stopped", server.process.pid)
     assert server.process.returncode == 0
 
@@ -173,7 +174,7 @@ async def test_one_worker_is_the_process_itself(tmp_path: Path, upstream: Echo, 
         await turn(server, "q")
         assert children(server.process.pid) == []
     assert [line["event"] for line in logged(tmp_path)] == [
-        "serving", "turn_began", "turn_ended", "prefixes_counted", "stopped",
+        "serving", "request", "prefixes_counted", "stopped",
     ]  # fmt: skip
     assert all("pid" not in line for line in logged(tmp_path))
 
@@ -212,7 +213,7 @@ async def test_a_worker_that_is_killed_loses_nothing_that_was_acknowledged_and_i
         ended = of_event(tmp_path, "worker_ended")
         assert [(line["worker"], line["exit_code"]) for line in ended] == [(killed, -9)]
         assert len(of_event(tmp_path, "serving")) == 1
-        lately = {line["pid"] for line in of_event(tmp_path, "turn_began")[-40:]}
+        lately = {line["pid"] for line in of_event(tmp_path, "request")[-40:]}
         assert lately == set(workers_told(tmp_path)) - {killed}
     async with connected(database_url) as connection:
         stored = {
@@ -306,6 +307,69 @@ def test_the_embedded_postgres_is_there_for_all_of_them_and_ends_with_the_last()
             assert (folder / "data" / "pgdata" / "postmaster.pid").exists()
         assert not (folder / "data" / "pgdata" / "postmaster.pid").exists()
         assert of_event(folder, "serving")[0]["database"] == "embedded"
+
+
+# --- what they have counted
+
+
+async def figures_of(url: str) -> dict[str, dict[str, float]]:
+    """The value of each metric that has no other label, by worker."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"{url}/metrics", headers=ANEW)
+    assert answer.status_code == 200
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            if sample.labels.keys() == {"worker"}:
+                found.setdefault(sample.name, {})[sample.labels["worker"]] = sample.value
+    return found
+
+
+async def test_whoever_is_asked_tells_the_figures_of_all(tmp_path: Path, upstream: Echo, database_url: str) -> None:
+    async with running(tmp_path, upstream, database_url=database_url, workers=3) as server:
+        url = str(server.http.base_url)
+        for number in range(12):
+            await turn(server, f"q{number}")
+        for _ in range(8):
+            figures = await figures_of(url)
+            counted = figures["rejoinder_history_items_count"]
+            assert set(counted) == {"1", "2", "3"}
+            assert sum(counted.values()) == 12
+        killed = workers_told(tmp_path)[1]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: len(workers_told(tmp_path)) == 4, within_s=30)
+        counted = (await figures_of(url))["rejoinder_history_items_count"]
+        # Who took its place has its number, and has counted nothing yet.
+        assert set(counted) == {"1", "2", "3"}
+        assert 0.0 in counted.values()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_port_of_their_own_serves_metrics_alone(
+    tmp_path: Path, upstream: Echo, database_url: str, workers: int
+) -> None:
+    port = free_port()
+    settings = {"database_url": database_url, "workers": workers, "metrics_port": port}
+    async with running(tmp_path, upstream, **settings) as server:
+        await turn(server, "q")
+        [told] = of_event(tmp_path, "serving")
+        assert told["metrics_url"] == f"http://127.0.0.1:{port}/metrics"
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as metrics:
+            answer = await metrics.get("/metrics", headers=ANEW)
+            assert answer.status_code == 200
+            assert "rejoinder_turns_total" in answer.text
+            assert (await metrics.get("/healthz")).status_code == 404
+            assert (await metrics.get("/v1/models")).status_code == 404
+            assert (await metrics.post("/v1/responses", json={"model": "m", "input": "q"})).status_code == 404
+        assert (await server.http.get("/metrics")).status_code == 404
+        assert (await server.http.get("/healthz")).status_code == 200
+    assert upstream.inputs == [["q"]]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
 # --- starts that fail

@@ -32,7 +32,7 @@ async def test_logs_and_errors_hold_no_text_and_no_key(
     assert crashed.status_code == 500
     written = capfd.readouterr()
     events = [json.loads(line)["event"] for line in log.splitlines()]
-    assert {"turn_ended", "turn_refused", "request_crashed"} <= set(events)
+    assert {"request", "turn_refused", "request_crashed"} <= set(events)
     for mark in MARKS:
         assert mark not in log
         assert mark not in written.out + written.err + caplog.text

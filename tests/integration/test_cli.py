@@ -153,8 +153,8 @@ def test_a_turn_without_its_client_has_the_time_to_end_that_others_have(folder: 
             process.send_signal(signal.SIGTERM)
             assert process.wait(processes.END_MAX_S) == 0
 
-    assert [(line["event"], line.get("status")) for line in logged(log)][1:] == [
-        ("turn_began", None),
+    assert [(line["event"], line.get("turn")) for line in logged(log)][1:] == [
+        ("request", None),
         ("turn_ended", "completed"),
         ("prefixes_counted", None),
         ("stopped", None),

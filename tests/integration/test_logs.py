@@ -1,7 +1,9 @@
 """What is said about turns in logs: ids, sizes and statuses, and no word of what was said in them (DESIGN 8)."""
 
+import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.application import (
     reply,
     running,
 )
+from tests.harness import until
 from tests.postgres import connected
 
 SECRET = "WORD-THAT-NO-LOG-MAY-HOLD"
@@ -94,12 +97,24 @@ async def test_turns_that_succeed(
         await application.http.get(f"/v1/responses/{response_id}")
         await application.http.delete(f"/v1/responses/{response_id}")
         lines = _check(application, library_log)
-        assert [line["event"] for line in lines] == ["turn_began", "turn_ended"] * 2
-        began, ended = lines[:2]
-        assert began["response_id"] == ended["response_id"] == response_id
-        assert (began["input_items"], began["history_items"], began["left_out_items"]) == (5, 0, 1)
-        assert (ended["status"], ended["output_items"], ended["stored"]) == ("completed", 3, True)
-        assert (lines[2]["previous_response_id"], lines[2]["history_items"]) == (response_id, 8)
+        assert [line["event"] for line in lines] == ["turn_began", "request"] * 2 + ["request"] * 3
+        # What is known at a turn's beginning is told at once at level debug alone: one line a turn is enough.
+        assert [line["level"] for line in lines[:2]] == ["debug", "info"]
+        first, second = lines[1], lines[3]
+        assert (first["method"], first["route"], first["status"]) == ("POST", "/v1/responses", 200)
+        assert first["bytes"] == len(answer.content)
+        assert first["response_id"] == response_id
+        assert first["request_id"] == lines[0]["request_id"] == answer.headers["x-request-id"]
+        assert (first["input_items"], first["history_items"], first["left_out_items"]) == (5, 0, 1)
+        assert (first["turn"], first["output_items"], first["store"]) == ("completed", 3, True)
+        assert 0 < first["duration_ms"] < 60_000
+        assert ("first_event_ms" in first) == stream
+        assert (second["previous_response_id"], second["history_items"]) == (response_id, 8)
+        assert [(line["method"], line["route"], line["response_id"]) for line in lines[4:]] == [
+            ("GET", "/v1/responses/{response_id}/input_items", response_id),
+            ("GET", "/v1/responses/{response_id}", response_id),
+            ("DELETE", "/v1/responses/{response_id}", response_id),
+        ]
 
 
 FAILURES: dict[str, tuple[Reply, dict[str, Any]]] = {
@@ -135,10 +150,11 @@ async def test_turns_that_fail(
     assert failed.status_code != 200 or b"response.failed" in failed.content
     lines = _check(application, library_log)
     assert [line["event"] for line in lines] in (
-        ["request_refused"],
-        ["turn_began", "turn_refused"],
-        ["turn_began", "turn_ended"],
+        ["request_refused", "request"],
+        ["turn_began", "turn_refused", "request"],
+        ["turn_began", "request"],
     )
+    assert {line["request_id"] for line in lines} == {failed.headers["x-request-id"]}
 
 
 async def test_a_body_that_cannot_be_read(library_log: pytest.LogCaptureFixture, application: Application) -> None:
@@ -146,8 +162,7 @@ async def test_a_body_that_cannot_be_read(library_log: pytest.LogCaptureFixture,
         assert (await application.post(body.encode())).status_code == 400
     assert (await application.http.get(f"/v1/responses/{SECRET}?after={SECRET}")).status_code == 404
     assert (await application.post({"model": "m", "input": [{"role": SECRET, "content": SECRET}]})).status_code == 400
-    lines = _check(application, library_log)
-    assert [line["event"] for line in lines] == ["request_refused"] * 4
+    lines = [line for line in _check(application, library_log) if line["event"] == "request_refused"]
     assert [line["param"] for line in lines] == [None, None, None, "input[0]"]
 
 
@@ -201,7 +216,7 @@ async def test_edits_of_conversations(library_log: pytest.LogCaptureFixture, app
         await http.delete(path),
     ):
         assert answer.status_code == 200
-    lines = _check(application, library_log)
+    lines = [line for line in _check(application, library_log) if line["event"] != "request"]
     assert [(line["level"], line["event"], line["conversation_id"]) for line in lines] == [
         ("info", event, conversation_id)
         for event in (
@@ -228,7 +243,7 @@ async def test_edits_that_are_refused(library_log: pytest.LogCaptureFixture, app
     await http.delete(f"/v1/conversations/conv_{'0' * 48}")
     # What is only read is no edit.
     await http.get(f"{path}/items/{SECRET}")
-    lines = _check(application, library_log)[1:]
+    lines = [line for line in _check(application, library_log) if line["event"] != "request"][1:]
     assert {(line["level"], line["event"]) for line in lines} == {("info", "edit_refused")}
     assert [(line["edit"], line.get("conversation_id"), line["status"], line["code"]) for line in lines] == [
         ("items_added", conversation_id, 400, "invalid_value"),
@@ -246,5 +261,55 @@ async def test_what_kept_a_turn_from_its_model_server_is_told_by_its_type(
 ) -> None:
     application.mock.replies = [Reply(close=True)]
     assert (await application.post({"model": "m", "input": "x", "stream": stream})).status_code == 502
-    _, refused = _check(application, library_log)
+    _, refused, _ = _check(application, library_log)
     assert (refused["event"], refused["cause"]) == ("turn_refused", "RemoteProtocolError")
+
+
+async def test_a_clients_id_goes_through(library_log: pytest.LogCaptureFixture, application: Application) -> None:
+    answer = await application.post({"model": "m", "input": "q"}, **{"x-request-id": "3f1c9a52-07de.AB:1"})
+    assert answer.headers["x-request-id"] == "3f1c9a52-07de.AB:1"
+    assert {line["request_id"] for line in _check(application, library_log)} == {"3f1c9a52-07de.AB:1"}
+
+
+@pytest.mark.parametrize("given", ["", "a b", f"a{'b' * 128}", "-a", "a\xe9", '"a"', "a=b"])
+async def test_what_is_no_id_is_not_taken_for_one(application: Application, given: str) -> None:
+    answer = await application.http.get("/v1/responses/x", headers={"x-request-id": given.encode("latin-1")})
+    assert re.fullmatch("req_[0-9a-f]{32}", answer.headers["x-request-id"])
+    [line] = map(json.loads, application.log.splitlines())
+    assert line["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_route_is_told_and_no_path(library_log: pytest.LogCaptureFixture, application: Application) -> None:
+    for path in (
+        f"/v1/{SECRET}",
+        f"/v1/conversations/{SECRET}/items/{SECRET}?after={SECRET}",
+        f"/v1/models/{SECRET}",
+        f"/v1/responses/{SECRET}",
+    ):
+        assert (await application.http.get(path)).status_code == 404
+    await application.http.get("/healthz")
+    lines = _check(application, library_log)
+    assert [(line["level"], line["route"], line["status"]) for line in lines] == [
+        ("info", None, 404),
+        ("info", "/v1/conversations/{conversation_id}/items/{item_id}", 404),
+        ("info", "/v1/models/{model}", 404),
+        ("info", "/v1/responses/{response_id}", 404),
+        ("debug", "/healthz", 200),
+    ]
+    assert not any("response_id" in line or "conversation_id" in line for line in lines)
+
+
+async def test_a_turn_that_outlives_its_request_has_a_line_of_its_own(
+    library_log: pytest.LogCaptureFixture, application: Application
+) -> None:
+    with application.upstream_held():
+        body = {"model": "m", "input": "q"}
+        asking = asyncio.create_task(application.http.post("/v1/responses", json=body, headers={"x-request-id": "r"}))
+        await until(lambda: bool(application.mock.posts))
+        asking.cancel()
+        await until(lambda: '"request"' in application.log)
+    await until(lambda: "turn_ended" in application.log)
+    began, request, ended = _check(application, library_log)
+    assert [line["event"] for line in (began, request, ended)] == ["turn_began", "request", "turn_ended"]
+    assert (request["status"], request["bytes"], "turn" in request) == (None, 0, False)
+    assert (ended["turn"], ended["response_id"], ended["request_id"]) == ("completed", began["response_id"], "r")

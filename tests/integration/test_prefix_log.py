@@ -11,12 +11,12 @@ from tests.postgres import connected, recorded_statements
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-def told(application: Application, event: str = "turn_began") -> list[dict[str, Any]]:
+def told(application: Application, event: str = "request") -> list[dict[str, Any]]:
     return [line for line in map(json.loads, application.log.splitlines()) if line["event"] == event]
 
 
 def prefixes(application: Application) -> list[str]:
-    return [line["prefix"] for line in told(application)]
+    return [line["prefix"] for line in told(application) if "prefix" in line]
 
 
 @both_modes
