@@ -7,29 +7,37 @@ from typing import Any
 from litestar import Litestar
 from litestar.exceptions import HTTPException
 
+from server.api import auth, wire
 from server.api import conversations as conversations_api
 from server.api import pass_through as pass_through_api
 from server.api import responses as responses_api
 from server.api import system as system_api
-from server.api import wire
-from server.config import Config, UpstreamSettings
+from server.config import Config, ConfigError, UpstreamSettings
 from server.embedded import EmbeddedPostgres
+from server.engine.askers import Askers
 from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
+from server.engine.quotas import Requests
 from server.engine.recent import RecentHistories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
 from server.store.idempotency import IdempotencyKeys
+from server.store.keys import ApiKeys, KeyLimits
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 from server.upstream.transport import TRANSPORTS
+
+NO_KEY = (
+    "there is no API key, and others than this machine's users reach this address. Make one by `rejoinder keys create "
+    "--tenant default` on the same database, or say --open-to-all (REJOINDER_OPEN_TO_ALL) to serve everybody"
+)
 
 
 class _Application(Litestar):
@@ -55,6 +63,7 @@ def create(config: Config, telemetry: Telemetry) -> Litestar:
             *system_api.ROUTES,
             *pass_through_api.routes(config.pass_through),
         ],
+        guards=[auth.guard],
         lifespan=[_lifespan(config, telemetry)],
         before_send=[wire.add_request_id],
         exception_handlers={
@@ -76,6 +85,11 @@ def _lifespan(
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as opened:
             database = await _open_database(config, opened)
+            keys = ApiKeys(database)
+            askers = await _open_askers(config, telemetry, keys)
+            opened.push_async_callback(askers.close)
+            requests = Requests(keys)
+            opened.push_async_callback(requests.close)
             upstreams = _open_upstreams(config)
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
@@ -89,12 +103,14 @@ def _lifespan(
             opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
             services: dict[str, Any] = {
+                "askers": askers,
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
                 "idempotency": idempotency,
                 "json_depth_max": config.json_depth_max,
                 "preparation": preparation,
+                "requests": requests,
                 "responses": stored,
                 "telemetry": telemetry,
                 "turns": turns,
@@ -132,6 +148,23 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
+async def _open_askers(config: Config, telemetry: Telemetry, keys: ApiKeys) -> Askers:
+    """Raises ConfigError where nobody could say who asks, and others than this machine's users can."""
+    askers = Askers(
+        keys,
+        telemetry,
+        may_be_open=config.may_be_open,
+        cache_salts=config.cache_salts,
+        limits=KeyLimits(config.requests_per_minute, config.open_turns_per_key_max),
+    )
+    await askers.read()
+    if not askers.has_keys:
+        if not config.may_be_open:
+            raise ConfigError(NO_KEY)
+        telemetry.warning("open_to_all", host=config.host, reason="there is no API key: everybody reads everything")
+    return askers
+
+
 def _open_upstreams(config: Config) -> Upstreams:
     return Upstreams([_open_upstream(config, settings) for settings in config.upstreams])
 
@@ -161,6 +194,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
         continue_reasoning_only=settings.continue_reasoning_only,
         retries_max=config.retries_max,
         budget=settings.budget,
+        forward_authorization=settings.forward_authorization,
     )
 
 

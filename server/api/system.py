@@ -5,7 +5,7 @@ import asyncio
 from litestar import Response
 
 from server import errors
-from server.api import wire
+from server.api import auth, wire
 from server.api.wire import AnyRequest
 from server.protocol import models, raw
 from server.store.database import Database
@@ -17,13 +17,13 @@ MODELS_MAX_S = 5.0
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
-@wire.get(["/healthz", "/health"])
+@wire.get(["/healthz", "/health"], auth.NO_KEY)
 async def check_health() -> Response[bytes]:
     """The process is alive."""
     return wire.json_response(b'{"status":"ok"}')
 
 
-@wire.get("/readyz")
+@wire.get("/readyz", auth.NO_KEY)
 async def check_readiness(request: AnyRequest) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database

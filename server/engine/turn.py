@@ -5,18 +5,19 @@ connection is held while the upstream works; the turn is committed before its bo
 """
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
 from server import errors
+from server.engine.askers import Asker
 from server.engine.history import Origin
 from server.engine.prefixes import Prefixes
 from server.engine.prepare import Preparation, Prepared
+from server.engine.quotas import OpenTurns
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
@@ -92,15 +93,15 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
-        self._beginning_count = 0
+        self._open = OpenTurns(limits.open_turns_max)
         self.prefixes = Prefixes()
         self._is_stopping = False
 
-    async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
+    async def begin(self, asker: Asker, body: bytes, response_id: str) -> Run:
         """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
         try:
-            with self._one_more():
-                turn = await self._prepare(tenant_id, body, response_id)
+            with self._open.one_more(asker):
+                turn = await self._prepare(asker, body, response_id)
         except ApiError as error:
             log = self._telemetry.warning if error.status >= 500 else self._telemetry.info
             log("request_refused", status=error.status, code=error.code, param=_place(error), cause=error.cause)
@@ -116,6 +117,7 @@ class Turns:
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
+        task.add_done_callback(lambda _: self._open.give_back(asker))
         return run
 
     async def close(self) -> None:
@@ -130,19 +132,8 @@ class Turns:
         while self._runs:
             await asyncio.wait(self._runs)
 
-    @contextlib.contextmanager
-    def _one_more(self) -> Iterator[None]:
-        """Count a turn that has no run yet; raises ApiError 503 where there are too many, in flight or beginning."""
-        if 0 < self._limits.open_turns_max <= self._beginning_count + len(self._runs):
-            raise errors.overloaded()
-        self._beginning_count += 1
-        try:
-            yield
-        finally:
-            self._beginning_count -= 1
-
-    async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
-        prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
+    async def _prepare(self, asker: Asker, body: bytes, response_id: str) -> Turn:
+        prepared, origin = await self._preparation.begin(asker, body, response_id)
         if self._is_stopping:
             await origin.free()
             raise errors.stopping()
@@ -151,7 +142,7 @@ class Turns:
         self._tell_beginning(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
         request = prepared.request
         return Turn(
-            tenant_id=tenant_id,
+            tenant_id=asker.tenant_id,
             response_id=prepared.response_id,
             request=request,
             upstream=prepared.upstream,

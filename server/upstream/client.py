@@ -2,11 +2,12 @@
 
 What lives here speaks HTTP and reads no item. Whatever goes wrong becomes an ApiError here (DESIGN 8): before the
 upstream's 2xx headers with the status that the client gets, afterwards as the reason why the stream failed. The
-client's own headers never reach the upstream.
+client's own headers never reach the upstream, but for its Authorization where the operator wants it so.
 """
 
 import asyncio
 import contextlib
+import copy
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -84,6 +85,14 @@ class UpstreamClient:
 
     async def close(self) -> None:
         await self._transport.aclose()
+
+    def with_authorization(self, authorization: str) -> "UpstreamClient":
+        """This client over the same connections, with this header in place of its own key."""
+        other = copy.copy(self)
+        own = [(name, value) for name, value in self._headers if name != b"authorization"]
+        other._headers = [*own, (b"authorization", authorization.encode("latin-1"))]
+        other._api_key = authorization.rpartition(" ")[2]
+        return other
 
     def fit_to_tell(self, message: object) -> str | None:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
