@@ -104,8 +104,8 @@ class Idempotency:
         claim.on_lost = lambda: run.cancel(errors.key_lost())
         run.keep()
         ending = asyncio.get_running_loop().create_task(self._free_at_end(run, claim))
-        self._in_flight[tenant_id, key.key] = _InFlight(key.body_hash, run, ending)
-        ending.add_done_callback(lambda _: self._in_flight.pop((tenant_id, key.key)))
+        self._in_flight[asker.tenant_id, key.key] = _InFlight(key.body_hash, run, ending)
+        ending.add_done_callback(lambda _: self._in_flight.pop((asker.tenant_id, key.key)))
         return run
 
     async def _free_at_end(self, run: Run, claim: Claim[KeyClaim]) -> None:

@@ -16,6 +16,7 @@ import httpx
 
 from server import errors
 from server.errors import ApiError
+from server.protocol import upstream_words
 from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
 from server.upstream.transport import lean
 
@@ -96,7 +97,7 @@ class UpstreamClient:
 
     def fit_to_tell(self, message: object) -> str | None:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
-        return errors.fit_to_tell(message, self._api_key)
+        return upstream_words.fit_to_tell(message, self._api_key)
 
     async def create(self, path: str, body: Sequence[bytes], model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""
