@@ -67,6 +67,10 @@ class Application:
         database: Database = self._app.state.database
         return database
 
+    async def read_keys(self) -> None:
+        """Let the server know of all keys now, so that it need not read them in the next second."""
+        await self._app.state.askers.read()
+
     async def end_turns(self) -> None:
         """What the server does with turns in flight when it is told to stop."""
         await self._app.state.turns.close()
