@@ -7,18 +7,21 @@ from typing import Any
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.types import Guard
 
-from server.api import access, wire
+from server.api import access, auth, wire
 from server.api import conversations as conversations_api
 from server.api import pass_through as pass_through_api
 from server.api import responses as responses_api
 from server.api import system as system_api
-from server.config import Config, UpstreamSettings
+from server.config import Config, ConfigError, UpstreamSettings
 from server.embedded import EmbeddedPostgres
+from server.engine.askers import Askers
 from server.engine.conversations import ConversationEdits
 from server.engine.history import Histories
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
+from server.engine.quotas import Requests
 from server.engine.recent import RecentHistories
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
@@ -26,12 +29,18 @@ from server.metrics import Sources
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
 from server.store.idempotency import IdempotencyKeys
+from server.store.keys import ApiKeys, KeyLimits
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 from server.upstream.transport import TRANSPORTS
+
+NO_KEY = (
+    "there is no API key, and others than this machine's users reach this address. Make one by `rejoinder keys create "
+    "--tenant default` on the same database, or say --open-to-all (REJOINDER_OPEN_TO_ALL) to serve everybody"
+)
 
 
 class _Application(Litestar):
@@ -68,7 +77,7 @@ def create(
             *system_api.ROUTES,
             *pass_through_api.routes(config.pass_through),
         ],
-        guards=[system_api.on_their_ports(config.metrics_port)] if config.metrics_port else [],
+        guards=_guards(config),
         lifespan=[_lifespan(config, telemetry)],
         state=State(
             {
@@ -89,6 +98,11 @@ def create(
     )
 
 
+def _guards(config: Config) -> list[Guard]:
+    """What every route but the one that creates responses asks first."""
+    return [system_api.on_their_ports(config.metrics_port), auth.guard] if config.metrics_port else [auth.guard]
+
+
 def _own_metrics(telemetry: Telemetry) -> Callable[[], Awaitable[bytes]]:
     async def text() -> bytes:
         return telemetry.metrics.text()
@@ -105,6 +119,11 @@ def _lifespan(
             # Behind all that may still have something to tell.
             opened.push_async_callback(telemetry.spans.close)
             database = await _open_database(config, opened)
+            keys = ApiKeys(database)
+            askers = await _open_askers(config, telemetry, keys)
+            opened.push_async_callback(askers.close)
+            requests = Requests(keys)
+            opened.push_async_callback(requests.close)
             upstreams = _open_upstreams(config, telemetry)
             opened.push_async_callback(upstreams.close)
             stored, conversations = Responses(database), Conversations(database)
@@ -119,12 +138,14 @@ def _lifespan(
             opened.push_async_callback(turns.close)
             opened.enter_context(telemetry.metrics.asking(_sources(config, turns, database)))
             services: dict[str, Any] = {
+                "askers": askers,
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
                 "database": database,
                 "idempotency": idempotency,
                 "json_depth_max": config.json_depth_max,
                 "preparation": preparation,
+                "requests": requests,
                 "responses": stored,
                 "turns": turns,
                 "upstreams": upstreams,
@@ -137,7 +158,7 @@ def _lifespan(
 
 def _sources(config: Config, turns: Turns, database: Database) -> Sources:
     return Sources(
-        open_turns=lambda: turns.open_count,
+        open_turns=lambda: turns.open_turns.count,
         connections_in_use=lambda: database.connections_in_use,
         connections_max=config.pool_size,
         prefixes=turns.prefixes.counts,
@@ -170,6 +191,23 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
+async def _open_askers(config: Config, telemetry: Telemetry, keys: ApiKeys) -> Askers:
+    """Raises ConfigError where nobody could say who asks, and others than this machine's users can."""
+    askers = Askers(
+        keys,
+        telemetry,
+        may_be_open=config.may_be_open,
+        cache_salts=config.cache_salts,
+        limits=KeyLimits(config.requests_per_minute, config.open_turns_per_key_max),
+    )
+    await askers.read()
+    if not askers.has_keys:
+        if not config.may_be_open:
+            raise ConfigError(NO_KEY)
+        telemetry.warning("open_to_all", host=config.host, reason="there is no API key: everybody reads everything")
+    return askers
+
+
 def _open_upstreams(config: Config, telemetry: Telemetry) -> Upstreams:
     return Upstreams([_open_upstream(config, settings, telemetry) for settings in config.upstreams])
 
@@ -200,6 +238,7 @@ def _open_upstream(config: Config, settings: UpstreamSettings, telemetry: Teleme
         continue_reasoning_only=settings.continue_reasoning_only,
         retries_max=config.retries_max,
         budget=settings.budget,
+        forward_authorization=settings.forward_authorization,
     )
 
 

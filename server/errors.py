@@ -2,30 +2,18 @@
 
 What lives here knows no HTTP library and no database. Foreign exceptions are translated where they arise; one place
 (`api.wire`) renders them. A message of ours never quotes what a client or a model wrote, only names, ids and limits; of
-an upstream's message it holds what `fit_to_tell` lets through.
+an upstream's message it holds what `protocol.upstream_words` lets through.
 """
 
-import re
 from collections.abc import Iterable
-
-MESSAGE_LENGTH_MAX = 500
-"""How much of an upstream's own message a caller may read."""
-
-_CREDENTIAL = re.compile(
-    r"(?i)\b(bearer\s+|basic\s+|authorization:\s*token\s+|sk-|hf_|ghp_|akia|eyj"
-    r"|(?:api[-_ ]?key(?: provided)?|token|password)[\"']?\s*[:=]\s*[\"']?)[\w.~+/=-]{6,}"
-)
-_USER_OF_A_URL = re.compile(r"://[^\s/@]+@")
-_OVERFLOW = re.compile(r"(?i)maximum context length|context window|maximum model length")
-_VALIDATION_LIST = re.compile(r"\b\d+ validation errors?\b")
 
 
 class ApiError(Exception):
     """An answer that is not a success.
 
     `status` is HTTP's; `message`, `type`, `param` and `code` are the members of the body's `error`. `retry_after` is
-    the header's value as the upstream sent it, and `allow` that of a 405. The SDKs send a 409 again unless
-    `should_retry` is false.
+    the header's value as the upstream sent it, `allow` that of a 405, and `challenge` the WWW-Authenticate of a 401.
+    The SDKs send a 409 again unless `should_retry` is false.
     """
 
     is_stored = False
@@ -41,6 +29,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: str | None = None,
         allow: str | None = None,
+        challenge: str | None = None,
         should_retry: bool = True,
     ) -> None:
         super().__init__(message)
@@ -51,6 +40,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
+        self.challenge = challenge
         self.should_retry = should_retry
 
     @property
@@ -69,6 +59,37 @@ class LeaseLost(ApiError):
 
 class StoreUnavailable(ApiError):
     """The database could not be asked, or its answer was lost: then what it was asked to do may have been done."""
+
+
+# --- who asks, and how often
+
+
+def no_api_key() -> ApiError:
+    message = (
+        "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
+        "(i.e. Authorization: Bearer YOUR_KEY)."
+    )
+    return ApiError(401, message, code="invalid_api_key", challenge="Bearer")
+
+
+def invalid_api_key() -> ApiError:
+    """For a key that there is not and for one that was revoked; RFC 6750 (3.1) has the challenge."""
+    return ApiError(
+        401, "Incorrect API key provided.", code="invalid_api_key", challenge='Bearer error="invalid_token"'
+    )
+
+
+def too_many_requests(limit: int, retry_after_s: int) -> ApiError:
+    message = f"Rate limit reached: {limit} requests per minute. Please try again in {retry_after_s}s."
+    return _rate_limited(message, retry_after_s)
+
+
+def too_many_open_turns(limit: int) -> ApiError:
+    return _rate_limited(f"Rate limit reached: {limit} open turns. Please try again in 1s.", 1)
+
+
+def _rate_limited(message: str, retry_after_s: int) -> ApiError:
+    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after=str(retry_after_s))
 
 
 # --- the body and its members
@@ -280,24 +301,6 @@ def method_not_allowed(allowed: Iterable[str]) -> ApiError:
 
 
 # --- the upstream, and ourselves
-
-
-def fit_to_tell(message: object, api_key: str | None = None) -> str | None:
-    """What a caller may read of an upstream's message (DESIGN 8): a bounded first line without credentials.
-
-    None for no text, and for pydantic's list of what it tried, which quotes the request. `api_key` is ours.
-    """
-    if not isinstance(message, str) or not message.strip() or _VALIDATION_LIST.search(message):
-        return None
-    line = message.strip().splitlines()[0]
-    if api_key:
-        line = line.replace(api_key, "***")
-    return _CREDENTIAL.sub(r"\1***", _USER_OF_A_URL.sub("://***@", line))[:MESSAGE_LENGTH_MAX]
-
-
-def tells_overflow(message: object) -> bool:
-    """Whether an upstream's words say that history and input are too long for its model (contract vllm.md 5)."""
-    return isinstance(message, str) and _OVERFLOW.search(message) is not None
 
 
 def model_not_found(model: str) -> ApiError:

@@ -68,6 +68,10 @@ class Application:
         database: Database = self._app.state.database
         return database
 
+    async def read_keys(self) -> None:
+        """Let the server know of all keys now, so that it need not read them in the next second."""
+        await self._app.state.askers.read()
+
     async def end_turns(self) -> None:
         """What the server does with turns in flight when it is told to stop."""
         await self._app.state.turns.close()
@@ -221,7 +225,8 @@ async def emptied_database_url(shared_database_url: str) -> str:
         # What hangs on a response goes with it. To truncate would take twenty times as long.
         await connection.execute(
             "delete from conversation_items; delete from responses; delete from items; delete from conversations;"
-            "delete from usage; delete from idempotency_keys"
+            "delete from usage; delete from idempotency_keys; delete from request_counts; delete from api_keys;"
+            "delete from tenants where id > 1"
         )
     return shared_database_url
 
@@ -240,7 +245,7 @@ def application(shared_application: Application, emptied_database_url: str) -> A
 
 
 async def stored_rows(database_url: str) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table of ours that has any, oldest first."""
+    """Every row of every table of ours that has any, oldest first; but not who may ask."""
     async with connected(database_url) as connection:
         tables = {
             name: await connection.fetch(f"select * from {name} order by 2") for name in await _tables(connection)
@@ -250,7 +255,7 @@ async def stored_rows(database_url: str) -> dict[str, list[dict[str, Any]]]:
 
 async def _tables(connection: "asyncpg.Connection[asyncpg.Record]") -> list[str]:
     names = await connection.fetch("select tablename from pg_tables where schemaname = 'public'")
-    return [name for (name,) in names if name != "alembic_version"]
+    return [name for (name,) in names if name not in ("alembic_version", "tenants", "api_keys")]
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from testcontainers.community.postgres import PostgresContainer
 from server.embedded import EmbeddedPostgres
 from server.embedded.installation import SUPERUSER
 from server.store.database import Database
+from server.store.keys import STATEMENTS_ASIDE
 from server.store.statement import Statement
 
 # The oldest we promise to work with; the embedded one is the newest.
@@ -146,13 +147,14 @@ async def until_true(
 
 @contextmanager
 def recorded_statements(database: Database) -> Iterator[list[str]]:
-    """The statements that `database` sends while this lasts. Transaction control is not among them."""
+    """The statements that `database` sends for requests while this lasts. Transaction control is not among them."""
     statements: list[str] = []
 
     run = database.run
 
     async def recorded(statement: Statement, *parameters: Any) -> Any:
-        statements.append(statement.text)
+        if statement not in STATEMENTS_ASIDE:
+            statements.append(statement.text)
         return await run(statement, *parameters)
 
     with pytest.MonkeyPatch.context() as patch:

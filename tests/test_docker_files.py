@@ -3,6 +3,7 @@
 No container engine is needed for that. Where one answers, the image is built too.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -173,10 +174,11 @@ def test_the_entry_point_is_the_console_script() -> None:
 
 
 def test_commands_and_their_options_exist() -> None:
-    assert {line[0] for line in commands().values()} == {"serve", "mock"}
+    assert {line[0] for line in commands().values()} == {"serve", "mock", "keys"}
     missing = defaultdict(list)
     for place, (command, *options) in commands().items():
-        shown = output_of(installed("rejoinder"), command, "--help")
+        words = [command, *(itertools.takewhile(str.isalpha, options) if command == "keys" else ())]
+        shown = output_of(installed("rejoinder"), *words, "--help")
         missing[place] += [name for name in options if name.startswith("--") and not re.search(rf"{name}\b", shown)]
     assert {place: names for place, names in missing.items() if names} == {}
 
@@ -210,8 +212,20 @@ def test_compose_publishes_the_port_of_the_image_to_this_machine_only() -> None:
 def test_compose_waits_for_services_that_can_say_they_are_healthy() -> None:
     for service in SERVICES.values():
         for name, wait in service.get("depends_on", {}).items():
-            assert wait == {"condition": "service_healthy"}
-            assert "test" in SERVICES[name]["healthcheck"]
+            if wait == {"condition": "service_completed_successfully"}:
+                assert SERVICES[name]["command"][0] == "keys", "all others go on"
+            else:
+                assert wait == {"condition": "service_healthy"}
+                assert "test" in SERVICES[name]["healthcheck"]
+
+
+def test_compose_makes_the_first_key_where_the_server_looks_for_it() -> None:
+    server, maker = SERVICES["server"], SERVICES["first-key"]
+    assert maker["environment"]["REJOINDER_DATABASE_URL"] == server["environment"]["REJOINDER_DATABASE_URL"]
+    assert not settings(image_environment(), server["environment"]).may_be_open
+    # At every other start there is one already.
+    assert "--if-first" in maker["command"]
+    assert "first-key" in server["depends_on"]
 
 
 def test_compose_declares_its_volumes() -> None:

@@ -10,5 +10,5 @@ from server.protocol.request import Request
 
 def written(request: Request, response_id: str, decisions: Sequence[Decision], profile: Profile) -> bytes:
     dialect = DIALECTS[profile.dialect]
-    before, behind = dialect.around(request, response_id, profile)
+    before, behind = dialect.around(request, response_id, profile, None)
     return before + b",".join(dialect.elements(decisions, profile)) + behind

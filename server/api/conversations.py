@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from litestar import Response, delete, post
 
 from server import errors
-from server.api import wire
-from server.api.wire import TENANT_ID, AnyRequest
+from server.api import auth, wire
+from server.api.wire import AnyRequest
 from server.engine.conversations import ConversationEdits
 from server.errors import ApiError
 from server.protocol import ids, pages
@@ -20,35 +20,37 @@ from server.telemetry import Telemetry
 @post("/v1/conversations", status_code=200)
 async def create_conversation(request: AnyRequest) -> Response[bytes]:
     with _logged(request, "conversation_created") as line:
-        made = await _edits(request).create(TENANT_ID, await _body(request))
+        made = await _edits(request).create(auth.tenant_id(request), await _body(request))
         line["conversation_id"] = made.public_id
     return _shown(made)
 
 
 @wire.get("/v1/conversations/{conversation_id:str}")
 async def retrieve_conversation(request: AnyRequest) -> Response[bytes]:
-    return _shown(await _edits(request).get(TENANT_ID, _conversation_id(request)))
+    return _shown(await _edits(request).get(auth.tenant_id(request), _conversation_id(request)))
 
 
 @post("/v1/conversations/{conversation_id:str}", status_code=200)
 async def update_conversation(request: AnyRequest) -> Response[bytes]:
     """The metadata is replaced whole."""
     with _logged(request, "metadata_replaced"):
-        return _shown(await _edits(request).set_metadata(TENANT_ID, _conversation_id(request), await _body(request)))
+        tenant_id, conversation_id = auth.tenant_id(request), _conversation_id(request)
+        return _shown(await _edits(request).set_metadata(tenant_id, conversation_id, await _body(request)))
 
 
 @delete("/v1/conversations/{conversation_id:str}", status_code=200)
 async def delete_conversation(request: AnyRequest) -> Response[bytes]:
     with _logged(request, "conversation_deleted"):
         conversation_id = _conversation_id(request)
-        await _edits(request).delete(TENANT_ID, conversation_id)
+        await _edits(request).delete(auth.tenant_id(request), conversation_id)
     return wire.json_response(deleted_conversation_object(conversation_id))
 
 
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200)
 async def add_items(request: AnyRequest) -> Response[bytes]:
     with _logged(request, "items_added") as line:
-        items = await _edits(request).add_items(TENANT_ID, _conversation_id(request), await _body(request))
+        tenant_id, conversation_id = auth.tenant_id(request), _conversation_id(request)
+        items = await _edits(request).add_items(tenant_id, conversation_id, await _body(request))
         line["items"] = len(items)
     return wire.json_response(pages.envelope(items, has_more=False))
 
@@ -57,13 +59,13 @@ async def add_items(request: AnyRequest) -> Response[bytes]:
 async def list_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
-    listed = await _edits(request).list_items(TENANT_ID, _conversation_id(request), page)
+    listed = await _edits(request).list_items(auth.tenant_id(request), _conversation_id(request), page)
     return wire.json_response(pages.envelope(listed.items, has_more=listed.has_more))
 
 
 @wire.get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
 async def retrieve_item(request: AnyRequest) -> Response[bytes]:
-    item = await _edits(request).get_item(TENANT_ID, _conversation_id(request), _item_id(request))
+    item = await _edits(request).get_item(auth.tenant_id(request), _conversation_id(request), _item_id(request))
     return wire.json_response(shown(item))
 
 
@@ -71,7 +73,8 @@ async def retrieve_item(request: AnyRequest) -> Response[bytes]:
 async def delete_item(request: AnyRequest) -> Response[bytes]:
     """The answer is the conversation, as the SDKs expect (contract api.md 1, row 15)."""
     with _logged(request, "item_removed"):
-        return _shown(await _edits(request).remove_item(TENANT_ID, _conversation_id(request), _item_id(request)))
+        tenant_id, conversation_id = auth.tenant_id(request), _conversation_id(request)
+        return _shown(await _edits(request).remove_item(tenant_id, conversation_id, _item_id(request)))
 
 
 ROUTES = [

@@ -8,7 +8,7 @@ from litestar.handlers import ASGIRouteHandler
 from litestar.types import Receive, Scope, Send
 
 from server import errors
-from server.api import wire
+from server.api import auth, wire
 from server.errors import ApiError
 from server.protocol.request import parse_object
 from server.telemetry import Telemetry
@@ -31,11 +31,12 @@ async def _pass_on(scope: Scope, receive: Receive, send: Send) -> None:
         raise errors.method_not_allowed(["POST"])
     state = scope["litestar_app"].state
     body = await wire.read_body(scope, receive, state.body_bytes_max)
+    asker = auth.asker_of(scope)
     model = parse_object(body, state.json_depth_max).string("model")
     if model is None:
         raise errors.missing_parameter("model")
     upstreams: Upstreams = state.upstreams
-    passing = asyncio.create_task(_pass(upstreams.of(model), scope, body, send))
+    passing = asyncio.create_task(_pass(upstreams.of(model).on_behalf_of(asker.authorization), scope, body, send))
     leaving = asyncio.create_task(_left(receive))
     try:
         await asyncio.wait([passing, leaving], return_when=asyncio.FIRST_COMPLETED)

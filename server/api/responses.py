@@ -9,8 +9,9 @@ from litestar.datastructures import State
 from litestar.types import Message, Receive, Scope, Send
 
 from server import errors
-from server.api import wire
-from server.api.wire import TENANT_ID, AnyRequest
+from server.api import auth, wire
+from server.api.wire import AnyRequest
+from server.engine.askers import Asker
 from server.engine.begun import begun
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Prepared
@@ -40,6 +41,7 @@ async def create_response(state: State, scope: Scope, receive: Receive, send: Se
         if scope["method"] != "POST":  # type: ignore[typeddict-item]
             raise errors.route_not_found() if _is_websocket(scope) else errors.method_not_allowed(["POST"])
         try:
+            asker = await auth.admitted(state, scope)
             body = await wire.read_body(scope, receive, state.body_bytes_max)
         except ApiError as error:
             state.telemetry.note(code=error.code)
@@ -47,7 +49,7 @@ async def create_response(state: State, scope: Scope, receive: Receive, send: Se
             return
         leaving = asyncio.create_task(_leave(receive))
         try:
-            run = await _begin(state, scope, body, leaving)
+            run = await _begin(state, asker, scope, body, leaving)
             leaving.add_done_callback(lambda _: run.leave())
             await reply.follow(run)
         finally:
@@ -65,7 +67,7 @@ async def create_response(state: State, scope: Scope, receive: Receive, send: Se
 @wire.get("/v1/responses/{response_id:str}")
 async def retrieve_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
-    stored = await _responses(request).get(TENANT_ID, response_id)
+    stored = await _responses(request).get(auth.tenant_id(request), response_id)
     if stored is None:
         raise errors.response_not_found(response_id)
     if request.query_params.get("stream") == "true":
@@ -76,7 +78,7 @@ async def retrieve_response(request: AnyRequest) -> Response[bytes]:
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
-    if not await _responses(request).delete(TENANT_ID, response_id):
+    if not await _responses(request).delete(auth.tenant_id(request), response_id):
         raise errors.response_not_found(response_id)
     members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": b"true"}
     return wire.json_response(raw.render(members))
@@ -87,7 +89,7 @@ async def list_input_items(request: AnyRequest) -> Response[bytes]:
     query = request.query_params
     page = pages.parse_page_request(query.get("limit"), query.get("order"), query.get("after"))
     response_id = _response_id(request)
-    items = await _responses(request).input_items(TENANT_ID, response_id)
+    items = await _responses(request).input_items(auth.tenant_id(request), response_id)
     if items is None:
         raise errors.response_not_found(response_id)
     return wire.json_response(pages.item_page(items, page))
@@ -96,7 +98,7 @@ async def list_input_items(request: AnyRequest) -> Response[bytes]:
 @post("/v1/responses/{response_id:str}/cancel")
 async def cancel_response(request: AnyRequest) -> Response[bytes]:
     response_id = _response_id(request)
-    if await _responses(request).get(TENANT_ID, response_id) is None:
+    if await _responses(request).get(auth.tenant_id(request), response_id) is None:
         raise errors.response_not_found(response_id)
     raise errors.cannot_cancel()
 
@@ -106,7 +108,7 @@ async def rehearse_response(request: AnyRequest) -> Response[bytes]:
     """What a create request would send upstream, and why; or the one that made a response. Nothing is sent, or kept."""
     state = request.app.state
     body = await wire.read_body(request.scope, request.receive, state.body_bytes_max)
-    prepared: Prepared = await state.preparation.rehearse(TENANT_ID, body)
+    prepared: Prepared = await state.preparation.rehearse(auth.asker_of(request.scope), body)
     return wire.json_response(
         explained(
             upstream=prepared.upstream.name,
@@ -200,13 +202,13 @@ def _length(body: bytes) -> tuple[bytes, bytes]:
     return b"content-length", b"%d" % len(body)
 
 
-async def _begin(state: State, scope: Scope, body: bytes, leaving: "asyncio.Task[None]") -> Run:
+async def _begin(state: State, asker: Asker, scope: Scope, body: bytes, leaving: "asyncio.Task[None]") -> Run:
     key = dict(scope["headers"]).get(b"idempotency-key")
     if key is not None:
         idempotency: Idempotency = state.idempotency
-        return await idempotency.begin(TENANT_ID, body, key.decode("latin-1"), leaving)
+        return await idempotency.begin(asker, body, key.decode("latin-1"), leaving)
     turns: Turns = state.turns
-    return await turns.begin(TENANT_ID, body, ids.new_response_id())
+    return await turns.begin(asker, body, ids.new_response_id())
 
 
 def _is_websocket(scope: Scope) -> bool:

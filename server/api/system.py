@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from server import errors
-from server.api import wire
+from server.api import auth, wire
 from server.api.wire import AnyRequest
 from server.metrics import CONTENT_TYPE
 from server.protocol import models, raw
@@ -27,13 +27,13 @@ MODELS_MAX_S = 5.0
 """Probes wait a second or so: a model server that hangs must not make this one look as if it did."""
 
 
-@wire.get(["/healthz", "/health"])
+@wire.get(["/healthz", "/health"], auth.NO_KEY)
 async def check_health() -> Response[bytes]:
     """The process is alive."""
     return wire.json_response(b'{"status":"ok"}')
 
 
-@wire.get("/readyz")
+@wire.get("/readyz", auth.NO_KEY)
 async def check_readiness(request: AnyRequest) -> Response[bytes]:
     """Turns can be stored. The upstream is reported and gates nothing: without it reading still works."""
     database: Database = request.app.state.database
@@ -48,14 +48,14 @@ async def check_readiness(request: AnyRequest) -> Response[bytes]:
     return wire.json_response(raw.render(members), 200 if database_is_ready else 503)
 
 
-@wire.get(METRICS_PATH)
+@wire.get(METRICS_PATH, auth.NO_KEY)
 async def read_metrics(request: AnyRequest) -> Response[bytes]:
     """What Prometheus reads. It asks nobody but the other workers, so that it answers when nothing else does."""
     text: bytes = await request.app.state.metrics_text()
     return Response(text, media_type=CONTENT_TYPE)
 
 
-@wire.get("/openapi.json")
+@wire.get("/openapi.json", auth.NO_KEY)
 async def describe() -> Response[bytes]:
     """What is served here, as OpenAPI 3.1: written by hand, and held against the routes by tests."""
     return wire.json_response(_DOCUMENT)

@@ -15,9 +15,6 @@ from server import errors
 from server.errors import ApiError
 from server.telemetry import Telemetry
 
-TENANT_ID = 1
-"""The one open tenant, until keys say whose request it is."""
-
 JSON = "application/json"
 
 AnyRequest = Request[Any, Any, Any]
@@ -31,9 +28,9 @@ class ClientLeft(Exception):
     """The client went before its request was whole."""
 
 
-def get(path: str | list[str]) -> HTTPRouteHandler:
+def get(path: str | list[str], opt: dict[str, Any] | None = None) -> HTTPRouteHandler:
     """A route that is read, also by HEAD: that is its answer without the body (RFC 9110, 9.3.2)."""
-    return HTTPRouteHandler(path, http_method=[HttpMethod.GET, HttpMethod.HEAD])
+    return HTTPRouteHandler(path, http_method=[HttpMethod.GET, HttpMethod.HEAD], opt=opt)
 
 
 def path_text(request: AnyRequest, name: str) -> str:
@@ -66,6 +63,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
     headers = {
         "retry-after": error.retry_after,
         "allow": error.allow,
+        "www-authenticate": error.challenge,
         "x-should-retry": None if error.should_retry else "false",
     }
     return {name: value for name, value in headers.items() if value is not None}

@@ -17,6 +17,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "workers": {"metavar": "N", "help": "how many processes serve the port, such as one a core (1)"},
     "data_dir": {"metavar": "FOLDER", "help": "where the embedded Postgres keeps its data"},
     "database_url": {"metavar": "URL", "help": "a Postgres of your own, postgresql://..., instead of the embedded one"},
+    "open_to_all": {
+        "action": "store_true",
+        "default": None,
+        "help": "serve everybody while there is no API key, also on an address that others reach",
+    },
     "no_migrate": {"action": "store_true", "default": None, "help": "leave the schema to `rejoinder migrate`"},
     "log_level": {"metavar": "LEVEL", "help": "debug, info, warning or error (info)"},
     "config": {"metavar": "FILE", "help": "a TOML file of settings; also by REJOINDER_CONFIG"},

@@ -38,6 +38,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "host",
         "port",
         "workers",
+        "open_to_all",
         "data_dir",
         "database_url",
         "no_migrate",

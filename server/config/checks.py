@@ -4,6 +4,7 @@ What lives here quotes no value in an error, for it may be a secret put in the w
 """
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +70,14 @@ def check_address(spelled: str, url: str) -> None:
         _ = parts.port, (parts.hostname or "").encode("idna")
     except ValueError:
         raise ConfigError(f"{spelled} has a host or a port that cannot be read") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone; of a name only `localhost` says so."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def api_key(spelled: str, value: str) -> str:

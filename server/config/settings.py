@@ -25,6 +25,7 @@ from server.config.checks import (
     closest,
     has_gaps,
     held,
+    is_loopback,
     unusable,
 )
 from server.config.upstreams import Defaults, UpstreamSettings, short_form, upstreams_of
@@ -88,6 +89,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     traces: bool = False
     """Send spans of requests to an OpenTelemetry collector; needs the extra `otel`."""
 
+    open_to_all: bool = False
+    """Serve everybody who reaches an address that is not loopback, while there is no API key."""
+    cache_salts: Literal["auto", "always", "never"] = "auto"
+    """Whether prompts of different tenants are set apart in vLLM's prefix cache; `auto`: once there are two."""
+    requests_per_minute: Limit = 0
+    """How many requests a key may send in a minute."""
+    open_turns_per_key_max: Limit = 0
+    """How many turns of one key may be open in one process."""
+
     body_bytes_max: Size = 64 * _MEBIBYTE
     """Largest request body; a larger one is a 413."""
     # The parsers recurse: past about a thousand levels Python itself gives up, and the request's own frames count.
@@ -148,6 +158,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Database connections kept open."""
     pgbouncer: bool = False
     """The database is behind PgBouncer in transaction mode: no prepared statements."""
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether everybody may be served while there is no API key."""
+        return self.open_to_all or is_loopback(self.host)
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [(name, _shown(name, getattr(self, name))) for name in self.__struct_fields__]

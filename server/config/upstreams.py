@@ -33,6 +33,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     empty_output: Literal["keep", "fail"] = "keep"
     continue_reasoning_only: int = 0
     budget: Budget = Budget()
+    forward_authorization: bool = False
 
     @property
     def has_credentials(self) -> bool:
@@ -60,6 +61,7 @@ class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     empty_output: Literal["keep", "fail"] = "keep"
     continue_reasoning_only: Annotated[int, msgspec.Meta(ge=0, le=10)] = 0
     budget: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    forward_authorization: bool = False
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ def _upstream(spelled: str, table: object, environment: Mapping[str, str], defau
         empty_output=entry.empty_output,
         continue_reasoning_only=entry.continue_reasoning_only,
         budget=_budget(f"{spelled}.budget", entry, defaults.budget),
+        forward_authorization=entry.forward_authorization,
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from server import errors
 from server.engine.aside import aside
+from server.engine.askers import Asker
 from server.engine.claim import Claim
 from server.engine.run import Run
 from server.engine.turn import Turns
@@ -51,7 +52,7 @@ class Idempotency:
         """Wait until the keys of turns that have ended are given back; no turn may be in flight any more."""
         await asyncio.gather(*(each.ending for each in self._in_flight.values()), return_exceptions=True)
 
-    async def begin(self, tenant_id: int, body: bytes, key: str, leaving: "asyncio.Task[None]") -> Run:
+    async def begin(self, asker: Asker, body: bytes, key: str, leaving: "asyncio.Task[None]") -> Run:
         """The run that answers this request: a new one, or one that gives what another gives or has given.
 
         `leaving` is done when the client has left; who leaves while he waits begins no turn. Raises ApiError: 400 for a
@@ -65,7 +66,7 @@ class Idempotency:
         body_hash = await aside(len(body), _hash, body)
         loop = asyncio.get_running_loop()
         deadline_s, wait_s = loop.time() + self._wait_max_s, _FIRST_WAIT_S
-        while (run := await self._answering(tenant_id, body, key, body_hash, leaving)) is None:
+        while (run := await self._answering(asker, body, key, body_hash, leaving)) is None:
             await asyncio.wait([leaving], timeout=wait_s)
             if leaving.done() or loop.time() > deadline_s:
                 raise errors.idempotency_in_progress()
@@ -73,9 +74,10 @@ class Idempotency:
         return run
 
     async def _answering(
-        self, tenant_id: int, body: bytes, key: str, body_hash: str, leaving: "asyncio.Task[None]"
+        self, asker: Asker, body: bytes, key: str, body_hash: str, leaving: "asyncio.Task[None]"
     ) -> Run | None:
         """What answers now, be it a turn that begins; None while another server is at work."""
+        tenant_id = asker.tenant_id
         in_flight = self._in_flight.get((tenant_id, key))
         if in_flight is not None:
             if in_flight.body_hash != body_hash:
@@ -83,7 +85,7 @@ class Idempotency:
             return await _follow(in_flight, leaving)
         claim = KeyClaim(tenant_id, key, body_hash, ids.new_response_id())
         if await self._keys.claim(claim):
-            return await self._first(tenant_id, body, claim)
+            return await self._first(asker, body, claim)
         known = await self._keys.find(tenant_id, key)
         if known is not None and known.body_hash != body_hash:
             raise errors.idempotency_conflict()
@@ -91,10 +93,10 @@ class Idempotency:
             return None
         return await self._again(tenant_id, body, known.response_public_id)
 
-    async def _first(self, tenant_id: int, body: bytes, key: KeyClaim) -> Run:
+    async def _first(self, asker: Asker, body: bytes, key: KeyClaim) -> Run:
         claim = Claim(self._keys, key, self._telemetry)
         try:
-            run = await self._turns.begin(tenant_id, body, key.response_public_id)
+            run = await self._turns.begin(asker, body, key.response_public_id)
         except BaseException:
             await asyncio.shield(claim.free())
             raise
@@ -102,8 +104,8 @@ class Idempotency:
         claim.on_lost = lambda: run.cancel(errors.key_lost())
         run.keep()
         ending = asyncio.get_running_loop().create_task(self._free_at_end(run, claim))
-        self._in_flight[tenant_id, key.key] = _InFlight(key.body_hash, run, ending)
-        ending.add_done_callback(lambda _: self._in_flight.pop((tenant_id, key.key)))
+        self._in_flight[asker.tenant_id, key.key] = _InFlight(key.body_hash, run, ending)
+        ending.add_done_callback(lambda _: self._in_flight.pop((asker.tenant_id, key.key)))
         return run
 
     async def _free_at_end(self, run: Run, claim: Claim[KeyClaim]) -> None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from server import errors
 from server.engine.aside import aside
+from server.engine.askers import Asker
 from server.engine.history import Histories, Origin
 from server.protocol import ids, raw
 from server.protocol.budget import kept_within
@@ -39,6 +40,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     past: Past
     decisions: list[Decision]
     elements: list[bytes]
+    cache_salt: str | None
     body: list[bytes]
 
     @property
@@ -57,7 +59,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def body_after(self, made: Sequence[Item]) -> list[bytes] | None:
         """The request that goes on from what was made so far; None where nothing of that can be sent."""
         past = Past(self.history, [self.input_items, list(made)])
-        after = _prepared(_Basis(self.request, self.response_id, self.upstream, past, Input([], set())))
+        nothing = Input([], set())
+        after = _prepared(_Basis(self.request, self.response_id, self.upstream, past, nothing, self.cache_salt))
         is_sent = any(decision.copy is not None for decision in after.decisions[len(self.input_items) :])
         return after.body if is_sent else None
 
@@ -70,6 +73,7 @@ class _Basis(Struct, frozen=True):
     upstream: Upstream
     past: Past
     given: Input
+    cache_salt: str | None = None
 
 
 class Preparation:
@@ -81,14 +85,15 @@ class Preparation:
         self._upstreams = upstreams
         self._json_depth_max = json_depth_max
 
-    async def begin(self, tenant_id: int, body: bytes, response_id: str) -> tuple[Prepared, Origin]:
+    async def begin(self, asker: Asker, body: bytes, response_id: str) -> tuple[Prepared, Origin]:
         """For a turn that begins now, under this id. Whoever gets the origin must free it or use it up."""
+        tenant_id = asker.tenant_id
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
-        upstream = self._upstreams.of(request.model)
+        upstream = self._upstreams.of(request.model).on_behalf_of(asker.authorization)
         given = await self._histories.resolved(tenant_id, given)
         origin, past = await self._histories.of(tenant_id, request, upstream.issuer(request.model))
         try:
-            prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given))
+            prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given, asker.cache_salt))
             if past.turns and request.previous_response_id is not None:
                 self.remember(tenant_id, request.previous_response_id, upstream.issuer(request.model), prepared.past)
             return prepared, origin
@@ -100,8 +105,12 @@ class Preparation:
         """What a turn that continues this response goes on from, so that it need not be read and replayed again."""
         self._histories.remember(tenant_id, response_id, issuer, past)
 
-    async def rehearse(self, tenant_id: int, body: bytes) -> Prepared:
-        """For a turn that is only tried: nothing is claimed. The body may name a response that was made, instead."""
+    async def rehearse(self, asker: Asker, body: bytes) -> Prepared:
+        """For a turn that is only tried: nothing is claimed. The body may name a response that was made, instead.
+
+        What is shown of it has no secret in it: it is without the tenant's cache salt.
+        """
+        tenant_id = asker.tenant_id
         response_id = await aside(len(body), _named_response, body, self._json_depth_max)
         if response_id is not None:
             return await self._again(tenant_id, response_id)
@@ -139,7 +148,7 @@ def _prepared(basis: _Basis) -> Prepared:
     elements = [*history.texts(), *upstream.dialect.elements(of_input, profile)]
     if not elements:
         raise errors.nothing_to_answer()
-    before, behind = upstream.dialect.around(sent, basis.response_id, profile)
+    before, behind = upstream.dialect.around(sent, basis.response_id, profile, basis.cache_salt)
     return Prepared(
         request=request,
         response_id=basis.response_id,
@@ -149,6 +158,7 @@ def _prepared(basis: _Basis) -> Prepared:
         past=Past(history) if context.is_settled else basis.past,
         decisions=decisions,
         elements=elements,
+        cache_salt=basis.cache_salt,
         body=[before, *_between_commas(elements), behind],
     )
 

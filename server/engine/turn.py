@@ -5,8 +5,7 @@ connection is held while the upstream works; the turn is committed before its bo
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -14,9 +13,11 @@ import msgspec
 
 from server import errors
 from server.engine.account import Account
+from server.engine.askers import Asker
 from server.engine.history import Origin
 from server.engine.prefixes import Prefixes
 from server.engine.prepare import Preparation
+from server.engine.quotas import OpenTurns
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
@@ -93,16 +94,16 @@ class Turns:
         self._on_disconnect = on_disconnect
         self._now = now
         self._runs: dict[asyncio.Task[None], Run] = {}
-        self._beginning_count = 0
+        self.open_turns = OpenTurns(limits.open_turns_max)
         self.prefixes = Prefixes()
         self._is_stopping = False
 
-    async def begin(self, tenant_id: int, body: bytes, response_id: str) -> Run:
+    async def begin(self, asker: Asker, body: bytes, response_id: str) -> Run:
         """Start the turn that a body asks for, under this id; raises ApiError where it can't be."""
         asked_at_s = asyncio.get_running_loop().time()
         try:
-            with self._one_more():
-                turn = await self._prepare(tenant_id, body, response_id)
+            with self.open_turns.one_more(asker):
+                turn = await self._prepare(asker, body, response_id)
         except ApiError as error:
             self._account.not_begun(error)
             raise
@@ -118,12 +119,8 @@ class Turns:
         task = run.start(self._carry_out(turn, run))
         self._runs[task] = run
         task.add_done_callback(self._runs.pop)
+        task.add_done_callback(lambda _: self.open_turns.give_back(asker))
         return run
-
-    @property
-    def open_count(self) -> int:
-        """How many are in flight or beginning."""
-        return self._beginning_count + len(self._runs)
 
     async def close(self) -> None:
         """End the turns in flight as failed, and wait until that is stored; no other can begin."""
@@ -137,19 +134,8 @@ class Turns:
         while self._runs:
             await asyncio.wait(self._runs)
 
-    @contextlib.contextmanager
-    def _one_more(self) -> Iterator[None]:
-        """Count a turn that has no run yet; raises ApiError 503 where there are too many, in flight or beginning."""
-        if 0 < self._limits.open_turns_max <= self.open_count:
-            raise errors.overloaded()
-        self._beginning_count += 1
-        try:
-            yield
-        finally:
-            self._beginning_count -= 1
-
-    async def _prepare(self, tenant_id: int, body: bytes, response_id: str) -> Turn:
-        prepared, origin = await self._preparation.begin(tenant_id, body, response_id)
+    async def _prepare(self, asker: Asker, body: bytes, response_id: str) -> Turn:
+        prepared, origin = await self._preparation.begin(asker, body, response_id)
         if self._is_stopping:
             await origin.free()
             raise errors.stopping()
@@ -158,7 +144,7 @@ class Turns:
         self._account.began(prepared, self.prefixes.judge(sent, origin.prefix_mark, has_history=has_history))
         request = prepared.request
         return Turn(
-            tenant_id=tenant_id,
+            tenant_id=asker.tenant_id,
             response_id=prepared.response_id,
             request=request,
             upstream=prepared.upstream,

@@ -55,12 +55,12 @@ class Dialect(NamedTuple):
     """An API that upstreams speak. `path` lies behind their base URL.
 
     What a request says is an array of elements, each the copy of an item or a message of several. `elements` gives
-    those of one turn, `around` takes request, response id and profile and gives what goes before and behind them; it
-    raises ApiError 400. `read` takes the request, the profile and the largest size of one event in bytes.
+    those of one turn, `around` takes request, response id, profile and cache salt and gives what goes before and behind
+    them; it raises ApiError 400. `read` takes the request, the profile and the largest size of one event in bytes.
     """
 
     path: str
-    around: Callable[[Request, str, Profile], tuple[bytes, bytes]]
+    around: Callable[[Request, str, Profile, str | None], tuple[bytes, bytes]]
     elements: Callable[[Sequence[Decision], Profile], list[bytes]]
     read: Callable[[Request, Profile, int], Reader]
 

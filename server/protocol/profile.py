@@ -41,6 +41,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     withheld_members: frozenset[str]
     includable: frozenset[str] = frozenset()
     takes_response_id: bool = False
+    takes_cache_salt: bool = False
     takes_reasoning_summary: bool = True
     reasoning_fields: tuple[str, ...] = ()
     without_record: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ VLLM = Profile(
         }
     ),
     takes_response_id=True,
+    takes_cache_salt=True,
 )  # fmt: skip
 
 # contract vllm.md 3, Harmony: gpt-oss reads no custom tools, and an output as a string only.
@@ -255,6 +257,7 @@ CHAT_VLLM = msgspec.structs.replace(
     request_members=None,
     withheld_members=VLLM.withheld_members,
     takes_response_id=True,
+    takes_cache_salt=True,
     reasoning_fields=("reasoning", "reasoning_content"),
     without_record=("reasoning", "reasoning_content"),
 )

@@ -6,8 +6,7 @@ became of it), and which are always there. Members that neither side knows pass 
 
 from collections.abc import Callable, Mapping, Sequence
 
-from server import errors
-from server.protocol import raw
+from server.protocol import raw, upstream_words
 from server.protocol.request import MEMBERS, Request
 
 Clock = Callable[[], int]
@@ -85,7 +84,7 @@ class ResponseObject:
         request: Request,
         response_id: str,
         clock: Clock,
-        fit_to_tell: Callable[[object], str | None] = errors.fit_to_tell,
+        fit_to_tell: Callable[[object], str | None] = upstream_words.fit_to_tell,
     ) -> None:
         self._clock = clock
         self._fit_to_tell = fit_to_tell
@@ -116,7 +115,7 @@ class ResponseObject:
     def told(self, error: raw.Object) -> dict[str, str]:
         """Code and message of an upstream's error, as far as they are a client's to read; some send the words alone."""
         words = error.string("message") or error.string("error")
-        code = "context_length_exceeded" if errors.tells_overflow(words) else error.string("code") or ""
+        code = "context_length_exceeded" if upstream_words.tells_overflow(words) else error.string("code") or ""
         return {"code": code, "message": self._fit_to_tell(words) or _NO_WORDS}
 
     def _members(self, upstream: raw.Object | None, outcome: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -12,15 +12,19 @@ from server.protocol.replay import Decision
 from server.protocol.request import Request
 
 
-def request_around_input(request: Request, response_id: str, profile: Profile) -> tuple[bytes, bytes]:
+def request_around_input(
+    request: Request, response_id: str, profile: Profile, cache_salt: str | None = None
+) -> tuple[bytes, bytes]:
     """What goes before and behind the elements of the input. The response id goes along, so that an upstream that takes
-    one needs no rewriting (DESIGN 3).
+    one needs no rewriting (DESIGN 3), and so does the salt of its prefix cache.
 
     Raises ApiError 400 for a tool_choice on a tool that is not there or can't be sent.
     """
     members = sent_members(request, profile)
     if profile.takes_response_id:
         members["request_id"] = raw.literal(response_id)
+    if profile.takes_cache_salt and cache_salt is not None:
+        members["cache_salt"] = raw.literal(cache_salt)
     members["store"] = b"false"
     members["stream"] = raw.literal(request.stream)
     return raw.render(members)[:-1] + b',"input":[', b"]}"

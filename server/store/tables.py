@@ -1,8 +1,9 @@
 """The schema as this release expects it, for Alembic to compare with what the migrations have built.
 
 Nothing is queried through these tables: the statements are text, in `sql/`. The tenant leads every key, so that no
-index and no foreign key can reach across tenants. Ids compare byte by byte (`collate "C"`), whatever the database's
-own collation is. A body is `text`, never `jsonb`, which reorders, rewrites and refuses (DESIGN 4).
+index and no foreign key can reach across tenants; those of tenants and keys alone are read before it is known. Ids
+compare byte by byte (`collate "C"`), whatever the database's own collation is. A body is `text`, never `jsonb`, which
+reorders, rewrites and refuses (DESIGN 4).
 """
 
 from sqlalchemy import (
@@ -142,6 +143,45 @@ idempotency_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("claimed_until", DateTime(timezone=True), nullable=False),
     PrimaryKeyConstraint("tenant_id", "key"),
+)
+
+# `limits` is JSON, of what holds for this tenant instead of the settings. `cache_salt` is a secret of the server's own.
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", BigInteger, Identity(), nullable=False),
+    _name("name"),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("limits", Text, nullable=False),
+    _name("cache_salt"),
+    PrimaryKeyConstraint("id"),
+    UniqueConstraint("name", name="tenants_name_key"),
+)
+
+# A key is named by its first characters, and known by its hash. The row stays when it is revoked.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    _name("prefix"),
+    Column("hash", LargeBinary, nullable=False),
+    Column("tenant_id", BigInteger, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("last_used_at", DateTime(timezone=True)),
+    Column("revoked_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("prefix"),
+    ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name="api_keys_tenant_id_fkey"),
+    Index("api_keys_tenant_id_idx", "tenant_id"),
+)
+
+# How many requests of its last minute a key has sent to all processes; of an open tenant the prefix is empty.
+request_counts = Table(
+    "request_counts",
+    metadata,
+    Column("tenant_id", BigInteger, nullable=False),
+    _name("key_prefix"),
+    Column("minute", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key_prefix"),
 )
 
 # What turns cost. No key leads to the response: the row stays when that is gone.

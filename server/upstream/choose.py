@@ -6,6 +6,7 @@ refuses one.
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import random
 import time
@@ -50,6 +51,7 @@ class Upstream:
         continue_reasoning_only: int = 0,
         retries_max: int = 0,
         budget: Budget = NO_LIMITS,
+        forward_authorization: bool = False,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -60,14 +62,23 @@ class Upstream:
         self.empty_output = empty_output
         self.continue_reasoning_only = continue_reasoning_only
         self.budget = budget
+        self._forward_authorization = forward_authorization
         self._retries_max = retries_max
         self._replicas = replicas
-        self._dead_until_s: dict[UpstreamClient, float] = {}
+        self._dead_until_s: dict[str, float] = {}
         self._now_s = now_s
 
     @property
     def dialect(self) -> Dialect:
         return DIALECTS[self.profile.dialect]
+
+    def on_behalf_of(self, authorization: str | None) -> "Upstream":
+        """This upstream, asked with the client's own Authorization where the operator wants it so."""
+        if authorization is None or not self._forward_authorization:
+            return self
+        asked = copy.copy(self)
+        asked._replicas = [client.with_authorization(authorization) for client in self._replicas]
+        return asked
 
     def issuer(self, model: str) -> str:
         """Who can open the sealed state that this model makes here."""
@@ -136,7 +147,7 @@ class Upstream:
                 try:
                     return await attempt(client)
                 except UpstreamUnreachable as error:
-                    self._dead_until_s[client] = self._now_s() + DEAD_S
+                    self._dead_until_s[client.base_url] = self._now_s() + DEAD_S
                     # Who is busy knows when to come back.
                     refused = refused or error
                 except ApiError as error:
@@ -156,7 +167,7 @@ class Upstream:
             return self._replicas
 
         def weight(client: UpstreamClient) -> tuple[bool, bytes]:
-            is_dead = self._dead_until_s.get(client, 0) > self._now_s()
+            is_dead = self._dead_until_s.get(client.base_url, 0) > self._now_s()
             return is_dead, hashlib.sha256(f"{chain} {client.base_url}".encode()).digest()
 
         return sorted(self._replicas, key=weight)

@@ -2,11 +2,12 @@
 
 What lives here speaks HTTP and reads no item. Whatever goes wrong becomes an ApiError here (DESIGN 8): before the
 upstream's 2xx headers with the status that the client gets, afterwards as the reason why the stream failed. The
-client's own headers never reach the upstream.
+client's own headers never reach the upstream, but for its Authorization where the operator wants it so.
 """
 
 import asyncio
 import contextlib
+import copy
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
@@ -15,6 +16,7 @@ import httpx
 
 from server import errors
 from server.errors import ApiError
+from server.protocol import upstream_words
 from server.upstream.body import Body
 from server.upstream.refusals import REFUSAL_BYTES_MAX, refusal
 from server.upstream.transport import lean
@@ -120,9 +122,17 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._transport.aclose()
 
+    def with_authorization(self, authorization: str) -> "UpstreamClient":
+        """This client over the same connections, with this header in place of its own key."""
+        other = copy.copy(self)
+        own = [(name, value) for name, value in self._headers if name != b"authorization"]
+        other._headers = [*own, (b"authorization", authorization.encode("latin-1"))]
+        other._api_key = authorization.rpartition(" ")[2]
+        return other
+
     def fit_to_tell(self, message: object) -> str | None:
         """What a caller may read of this upstream's words: nothing of the key that it knows from us."""
-        return errors.fit_to_tell(message, self._api_key)
+        return upstream_words.fit_to_tell(message, self._api_key)
 
     async def create(self, path: str, body: Sequence[bytes], model: str) -> bytes:
         """The whole reply to a request that is not streamed; raises ApiError for all but a 2xx."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from server import errors
 from server.errors import ApiError
-from server.protocol import ids, raw
+from server.protocol import ids, raw, upstream_words
 
 REFUSAL_BYTES_MAX = 65_536
 
@@ -87,13 +87,13 @@ def _message(status: int, told: Mapping[str, Any], param: str | None, api_key: s
         return "The model server refused the request: history and input together are larger than it takes."
     place = f" ('{param}')" if param else ""
     refused = f"The model server refused the request with status {status}{place}."
-    return errors.fit_to_tell(told.get("message"), api_key) or refused
+    return upstream_words.fit_to_tell(told.get("message"), api_key) or refused
 
 
 def _is_overflow(told: Mapping[str, Any]) -> bool:
     if told.get("code") == "context_length_exceeded" or told.get("param") == "input_tokens":
         return True
-    return errors.tells_overflow(told.get("message"))
+    return upstream_words.tells_overflow(told.get("message"))
 
 
 def _code(status: int) -> str | None:

@@ -127,7 +127,8 @@ def test_a_server_tells_where_it_serves_and_ends_cleanly_by_a_signal(migrated: P
         process.send_signal(ending)
         assert process.wait(processes.END_MAX_S) == 0
 
-    first, last = logged(log)[0], logged(log)[-1]
+    warning, first, last = *logged(log)[:2], logged(log)[-1]
+    assert (warning["level"], warning["event"], warning["host"]) == ("warning", "open_to_all", "127.0.0.1")
     assert first["event"] == "serving"
     assert url.startswith("http://127.0.0.1:")
     assert first["upstream"] == f"http://{NOBODY}/v1"
@@ -153,7 +154,7 @@ def test_a_turn_without_its_client_has_the_time_to_end_that_others_have(folder: 
             process.send_signal(signal.SIGTERM)
             assert process.wait(processes.END_MAX_S) == 0
 
-    assert [(line["event"], line.get("turn")) for line in logged(log)][1:] == [
+    assert [(line["event"], line.get("turn")) for line in logged(log)][2:] == [
         ("request", None),
         ("turn_ended", "completed"),
         ("prefixes_counted", None),

@@ -64,6 +64,7 @@ async def calls_of_a_turn(application: Application, answer: Reply, **members: An
     """The calls of one such turn. One before it is not counted: what is done once is none of a turn's cost."""
     application.mock.replies = [answer, answer]
     await application.turn(**members)
+    await application.read_keys()
     with counted_calls() as calls:
         await application.turn(**members)
     return calls.count

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from server.errors import MESSAGE_LENGTH_MAX, ApiError
+from server.errors import ApiError
+from server.protocol.upstream_words import MESSAGE_LENGTH_MAX
 from server.upstream.refusals import refusal
 from tests.harness import captures
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.errors import fit_to_tell
+from server.protocol.upstream_words import fit_to_tell
 
 
 @pytest.mark.parametrize(

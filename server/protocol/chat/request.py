@@ -22,7 +22,9 @@ _SPELLED = (
 _INPUT_SCHEMA = b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
 
 
-def request_around_messages(request: Request, response_id: str, profile: Profile) -> tuple[bytes, bytes]:
+def request_around_messages(
+    request: Request, response_id: str, profile: Profile, cache_salt: str | None = None
+) -> tuple[bytes, bytes]:
     """What goes before and behind the messages; raises ApiError 400 for a tool_choice on a tool that is not there or
     can't be sent."""
     asked = sent_members(request, profile)
@@ -33,6 +35,8 @@ def request_around_messages(request: Request, response_id: str, profile: Profile
         behind["stream_options"] = b'{"include_usage":true}'
     if profile.takes_response_id:
         behind["request_id"] = raw.literal(response_id)
+    if profile.takes_cache_salt and cache_salt is not None:
+        behind["cache_salt"] = raw.literal(cache_salt)
     beginning = raw.render(before)[:-1] + b',"messages":['
     if "instructions" in asked:
         beginning += raw.render({"role": b'"system"', "content": asked["instructions"]}) + b","

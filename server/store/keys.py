@@ -1,0 +1,151 @@
+"""Tenants, API keys, and the requests that each key has sent in a minute."""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from server.protocol import keys
+from server.store.database import Database
+from server.store.statement import Statement
+
+_READ: Final = Statement("""
+select tenant.id, tenant.limits, tenant.cache_salt, key.prefix, key.hash, key.revoked_at is not null as is_revoked
+from tenants as tenant left join api_keys as key on key.tenant_id = tenant.id
+""")
+
+_NOTE_USE: Final = Statement("update api_keys set last_used_at = clock_timestamp() where prefix = :prefix")
+
+# Who comes at the same moment finds the tenant that the other has made; what its limits say not stays as it is.
+_CREATE: Final = Statement("""
+with tenant as (
+    insert into tenants as known (name, created_at, limits, cache_salt)
+    select cast(:tenant as text), clock_timestamp(), cast(:limits as text), cast(:cache_salt as text)
+    where not (:is_first_only and exists (select from api_keys))
+    on conflict (name) do update set limits = cast(known.limits::jsonb || excluded.limits::jsonb as text)
+    returning id
+)
+insert into api_keys (prefix, hash, tenant_id, created_at)
+select cast(:prefix as text), cast(:hash as bytea), id, clock_timestamp() from tenant
+returning prefix
+""")
+
+_ROTATE: Final = Statement("""
+with revoked as (
+    update api_keys set revoked_at = clock_timestamp()
+    where prefix = :old_prefix and revoked_at is null
+    returning tenant_id
+)
+insert into api_keys (prefix, hash, tenant_id, created_at)
+select cast(:prefix as text), cast(:hash as bytea), tenant_id, clock_timestamp() from revoked
+returning prefix
+""")
+
+_REVOKE: Final = Statement("""
+update api_keys set revoked_at = clock_timestamp() where prefix = :prefix and revoked_at is null returning prefix
+""")
+
+_LIST: Final = Statement("""
+select key.prefix, tenant.name, key.created_at, key.last_used_at, key.revoked_at
+from api_keys as key join tenants as tenant on tenant.id = key.tenant_id
+order by key.created_at, key.prefix
+""")
+
+# A process whose clock is behind counts for the newer minute, which is at most too strict.
+_COUNT: Final = Statement("""
+insert into request_counts as known (tenant_id, key_prefix, minute, requests)
+values (:tenant_id, :prefix, :minute, :requests)
+on conflict (tenant_id, key_prefix) do update
+set minute = greatest(known.minute, excluded.minute),
+    requests = excluded.requests + case when known.minute < excluded.minute then 0 else known.requests end
+returning requests
+""")
+
+STATEMENTS_ASIDE: Final = (_READ, _NOTE_USE, _COUNT)
+"""Those that run beside requests, now and then, and are of none of them."""
+
+
+class KeyLimits(Struct, frozen=True, omit_defaults=True):
+    """What holds for each key of a tenant instead of the settings, where it is not None; 0 is no limit."""
+
+    requests_per_minute: int | None = None
+    open_turns_max: int | None = None
+
+
+class Tenant(Struct, frozen=True):
+    limits: KeyLimits
+    cache_salt: str
+
+
+class ApiKey(Struct, frozen=True):
+    hash: bytes
+    tenant_id: int
+    is_revoked: bool
+
+
+class Tenancy(Struct, frozen=True):
+    """All tenants by their ids, and all keys by their prefixes, revoked ones too."""
+
+    tenants: dict[int, Tenant]
+    keys: dict[str, ApiKey]
+
+
+class ListedKey(Struct, frozen=True):
+    prefix: str
+    tenant: str
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class ApiKeys:
+    """The keys of all tenants. Every method raises `errors.store_unavailable`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self) -> Tenancy:
+        read = Tenancy({}, {})
+        for tenant_id, limits, cache_salt, prefix, key_hash, is_revoked in await self._database.run(_READ):
+            if tenant_id not in read.tenants:
+                read.tenants[tenant_id] = Tenant(msgspec.json.decode(limits, type=KeyLimits), cache_salt)
+            if prefix is not None:
+                read.keys[prefix] = ApiKey(key_hash, tenant_id, is_revoked)
+        return read
+
+    async def create(self, key: str, tenant: str, limits: KeyLimits, *, is_first_only: bool = False) -> bool:
+        """Keep a key for the tenant of this name, which is made where it is not there, and gets the limits that are
+        given. False, and nothing is kept, where it was to be the first one and there are others.
+        """
+        given = {
+            "tenant": tenant,
+            "limits": msgspec.json.encode(limits).decode(),
+            "cache_salt": keys.new_cache_salt(),
+            "is_first_only": is_first_only,
+        }
+        return bool(await self._database.run(_CREATE, _kept(key) | given))
+
+    async def rotate(self, old_prefix: str, key: str) -> bool:
+        """Keep a key in place of the one with that prefix; False where there is none that is good."""
+        return bool(await self._database.run(_ROTATE, _kept(key) | {"old_prefix": old_prefix}))
+
+    async def revoke(self, prefix: str) -> bool:
+        return bool(await self._database.run(_REVOKE, {"prefix": prefix}))
+
+    async def listed(self) -> list[ListedKey]:
+        return [ListedKey(*row) for row in await self._database.run(_LIST)]
+
+    async def note_use(self, prefix: str) -> None:
+        await self._database.run(_NOTE_USE, {"prefix": prefix})
+
+    async def count(self, tenant_id: int, prefix: str, minute: int, requests: int) -> int:
+        """Add to the requests of a key in a minute, counted from the epoch; how many all have told of then."""
+        counted = {"tenant_id": tenant_id, "prefix": prefix, "minute": minute, "requests": requests}
+        rows = await self._database.run(_COUNT, counted)
+        total: int = rows[0]["requests"]
+        return total
+
+
+def _kept(key: str) -> dict[str, object]:
+    return {"prefix": keys.prefix_of(key), "hash": keys.hash_of(key)}
