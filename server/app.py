@@ -1,8 +1,9 @@
 """The composition root: a configuration goes in, an ASGI application comes out. It opens and closes everything."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 from litestar import Litestar
 from litestar.exceptions import HTTPException
@@ -19,6 +20,7 @@ from server.engine.history import Histories
 from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
 from server.engine.recent import RecentHistories
+from server.engine.sweep import Sweeper
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.store.conversations import Conversations
@@ -26,10 +28,14 @@ from server.store.database import Database, check_schema, migrate
 from server.store.idempotency import IdempotencyKeys
 from server.store.leases import Leases
 from server.store.responses import Responses
+from server.store.retention import Retention
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
 from server.upstream.transport import TRANSPORTS
+
+# What a turn may need beside its own time, to read what it builds on and to be stored.
+_TURN_MARGIN_S: Final = 120
 
 
 class _Application(Litestar):
@@ -88,6 +94,7 @@ def _lifespan(
             opened.push_async_callback(idempotency.close)
             opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
+            _sweep_along(config, telemetry, database, opened)
             services: dict[str, Any] = {
                 "body_bytes_max": config.body_bytes_max,
                 "conversations": ConversationEdits(conversations, histories, json_depth_max=config.json_depth_max),
@@ -161,6 +168,24 @@ def _open_upstream(config: Config, settings: UpstreamSettings) -> Upstream:
         continue_reasoning_only=settings.continue_reasoning_only,
         retries_max=config.retries_max,
         budget=settings.budget,
+    )
+
+
+def _sweep_along(config: Config, telemetry: Telemetry, database: Database, opened: contextlib.AsyncExitStack) -> None:
+    """Sweep in the background, until the rest is closed; what a sweep was at then is left to the next one."""
+    if config.sweep_interval_s:
+        sweeper = Sweeper(database, retention(config, database), telemetry, config.sweep_interval_s)
+        opened.callback(asyncio.create_task(sweeper.run()).cancel)
+
+
+def retention(config: Config, database: Database, *, response_grace_s: float | None = None) -> Retention:
+    """What a sweep may do here: it leaves alone all that a turn in flight, even the longest, can still build on."""
+    grace_s = config.turn_max_s + _TURN_MARGIN_S
+    return Retention(
+        database,
+        retention_days=config.retention_days,
+        response_grace_s=grace_s if response_grace_s is None else response_grace_s,
+        conversation_grace_s=grace_s,
     )
 
 
