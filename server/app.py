@@ -29,6 +29,7 @@ from server.store.idempotency import IdempotencyKeys
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.store.retention import Retention
+from server.store.trees import Trees
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
@@ -104,6 +105,7 @@ def _lifespan(
                 "preparation": preparation,
                 "responses": stored,
                 "telemetry": telemetry,
+                "trees": Trees(database),
                 "turns": turns,
                 "upstreams": upstreams,
             }
@@ -175,7 +177,12 @@ def _sweep_along(config: Config, telemetry: Telemetry, database: Database, opene
     """Sweep in the background, until the rest is closed; what a sweep was at then is left to the next one."""
     if config.sweep_interval_s:
         sweeper = Sweeper(database, retention(config, database), telemetry, config.sweep_interval_s)
-        opened.callback(asyncio.create_task(sweeper.run()).cancel)
+        opened.push_async_callback(_cancelled, asyncio.create_task(sweeper.run()))
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def retention(config: Config, database: Database, *, response_grace_s: float | None = None) -> Retention:

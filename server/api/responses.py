@@ -21,6 +21,7 @@ from server.protocol import ids, pages, raw, response
 from server.protocol.explained import explained
 from server.protocol.shown import shown
 from server.store.responses import Responses
+from server.store.trees import Trees
 
 CREATE_PATH = "/v1/responses"
 
@@ -72,10 +73,16 @@ async def retrieve_response(request: AnyRequest) -> Response[bytes]:
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: AnyRequest) -> Response[bytes]:
+    """One response, or with `cascade=true` all that continues it too; with `dry_run=true` only what that would be."""
     response_id = _response_id(request)
-    if not await _responses(request).delete(TENANT_ID, response_id):
+    is_cascade, is_dry_run = wire.flag(request, "cascade"), wire.flag(request, "dry_run")
+    members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": raw.literal(not is_dry_run)}
+    if is_cascade or is_dry_run:
+        trees: Trees = request.app.state.trees
+        count = await trees.delete(TENANT_ID, response_id, with_descendants=is_cascade, is_dry_run=is_dry_run)
+        members["deleted_count"] = b"%d" % count
+    elif not await _responses(request).delete(TENANT_ID, response_id):
         raise errors.response_not_found(response_id)
-    members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": b"true"}
     return wire.json_response(raw.render(members))
 
 

@@ -1,7 +1,7 @@
 """A sweep: what has expired becomes unreachable, and of what can't be reached goes all that nobody needs.
 
-What lives here is the order of it, and what needs what. Everything else is a bounded batch of the store's, after each of
-which others may have their turn: what is half done at any moment is right, and the next sweep goes on.
+What lives here is the order of it, and what needs what. Everything else is a bounded batch of the store's, behind each
+of which others may have their turn: what is half done at any moment is right, and the next sweep goes on.
 """
 
 import asyncio

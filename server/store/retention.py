@@ -1,7 +1,7 @@
 """What a sweep does to the tables, a bounded batch a call, each one statement.
 
-What is marked here can't be reached from then on; what is removed could not be reached for as long as the grace says, so
-that no turn in flight builds on it. Raises `errors.store_unavailable` when the database cannot be asked.
+What is marked here can't be reached from then on; what is removed could not be reached for as long as the grace says,
+so that no turn in flight builds on it. Raises `errors.store_unavailable` when the database cannot be asked.
 """
 
 from collections.abc import Sequence

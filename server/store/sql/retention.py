@@ -1,8 +1,8 @@
 """The statements of a sweep: what has expired is marked as deleted, and what nobody needs any more is removed.
 
 Each reads and changes a bounded number of rows, found by an index. What a row depends on is looked up by a scalar
-sub-select with a limit: an `exists` may be answered for all rows of the tenant at once. A mark takes no lock that a turn
-waits for, and what is removed can no longer be reached.
+sub-select with a limit: an `exists` may be answered for all rows of the tenant at once. A mark takes no lock that a
+turn waits for, and what is removed can no longer be reached.
 """
 
 from typing import Final
