@@ -181,11 +181,10 @@ class Database:
             yield bool(is_had)
             with _faults():
                 await transaction.rollback()
-        except BaseException:
-            # The lock ends with the connection, at once.
+                await driver.close()
+        finally:
+            # The lock ends with the connection. It can't go back to a pool that may be full: to close it is to wait.
             connection.invalidate()
-            raise
-        connection.close()
 
     async def holds(self, statement: Statement, parameters: Mapping[str, object]) -> bool:
         """Whether the statement finds a row: of a write whose answer was lost, with its connection.
