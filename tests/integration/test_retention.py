@@ -1,17 +1,19 @@
 """What expires, what a sweep removes and what it leaves: never a row that something still needs."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from server.engine.sweep import Sweep, Swept, is_seen, judged
+from server.engine.sweep import Sweep, Sweeper, Swept
 from server.store.conversations import Conversation, Conversations
 from server.store.database import Database
 from server.store.leases import Leases
 from server.store.responses import Parent, Responses
-from server.store.retention import RESPONSES_MAX, Deleted, Link, Retention
+from server.store.retention import RESPONSES_MAX, Retention
+from server.telemetry import Telemetry
 from tests.application import Application, running
 from tests.harness import until
 from tests.integration.test_store import NOON, OTHER_CONNECTIONS, message, turn
@@ -394,6 +396,17 @@ async def test_a_sweep_outlives_a_database_that_is_away(sweeping: Application, a
     await until(lambda: "swept" in sweeping.log)
 
 
+async def test_a_database_that_is_away_is_told_and_asked_again() -> None:
+    log = io.StringIO()
+    away = Database.open("postgresql://nobody@127.0.0.1:1/none")
+    sweeping = asyncio.create_task(Sweeper(away, rules(away), Telemetry("info", log), 0.01).run())
+    await until(lambda: log.getvalue().count("sweep_failed") >= 2)
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+    await away.close()
+    assert "sweep_crashed" not in log.getvalue()
+
+
 async def test_a_server_ends_at_once_in_the_middle_of_a_sweep(database_url: str, admin: Any) -> None:
     async with running(database_url, sweep_interval_s=0.02) as started:
         await started.turn(input="Hi")
@@ -411,30 +424,3 @@ async def test_a_server_ends_at_once_in_the_middle_of_a_sweep(database_url: str,
 async def test_without_an_interval_nothing_is_swept(database_url: str) -> None:
     async with running(database_url, sweep_interval_s=0):
         assert not [task for task in asyncio.all_tasks() if "Sweeper" in repr(task)]
-
-
-def test_what_must_stay_keeps_its_ancestors_over_batches() -> None:
-    needed: set[int] = set()
-    newest = [Deleted(9, 8, True), Deleted(8, 4, False), Deleted(7, 3, False)]
-    assert judged(newest, needed) == ([7], [9, 8])
-    assert needed == {4}
-    assert judged([Deleted(4, None, False), Deleted(3, None, False)], needed) == ([3], [4])
-    assert needed == set()
-
-
-@pytest.mark.parametrize(
-    ("link", "is_needed"),
-    [
-        (Link(0, 1, None), True),
-        (Link(0, 5, None), True),
-        (Link(0, 6, None), False),
-        (Link(0, 3, 5), False),
-        (Link(0, 3, 6), True),
-        (Link(0, 1, 2), False),
-    ],
-)
-def test_a_link_is_seen_from_the_version_that_added_it_up_to_the_one_that_removed_it(
-    link: Link, is_needed: bool
-) -> None:
-    assert is_seen(link, [2, 5]) is is_needed
-    assert not is_seen(link, [])
