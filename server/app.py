@@ -1,8 +1,9 @@
 """The composition root: a configuration goes in, an ASGI application comes out. It opens and closes everything."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -23,6 +24,7 @@ from server.engine.idempotency import Idempotency
 from server.engine.prepare import Preparation
 from server.engine.quotas import Requests
 from server.engine.recent import RecentHistories
+from server.engine.sweep import Sweeper
 from server.engine.turn import Limits, Turns
 from server.errors import ApiError
 from server.metrics import Sources
@@ -32,6 +34,8 @@ from server.store.idempotency import IdempotencyKeys
 from server.store.keys import ApiKeys, KeyLimits
 from server.store.leases import Leases
 from server.store.responses import Responses
+from server.store.retention import Retention
+from server.store.trees import Trees
 from server.telemetry import Telemetry
 from server.upstream.choose import Upstream, Upstreams
 from server.upstream.client import UpstreamClient
@@ -41,6 +45,9 @@ NO_KEY = (
     "there is no API key, and others than this machine's users reach this address. Make one by `rejoinder keys create "
     "--tenant default` on the same database, or say --open-to-all (REJOINDER_OPEN_TO_ALL) to serve everybody"
 )
+
+# What a turn may need beside its own time, to read what it builds on and to be stored.
+_TURN_MARGIN_S: Final = 120
 
 
 class _Application(Litestar):
@@ -137,6 +144,7 @@ def _lifespan(
             opened.callback(lambda: telemetry.info("prefixes_counted", **turns.prefixes.counts))
             opened.push_async_callback(turns.close)
             opened.enter_context(telemetry.metrics.asking(_sources(config, turns, database)))
+            _sweep_along(config, telemetry, database, opened)
             services: dict[str, Any] = {
                 "askers": askers,
                 "body_bytes_max": config.body_bytes_max,
@@ -147,6 +155,7 @@ def _lifespan(
                 "preparation": preparation,
                 "requests": requests,
                 "responses": stored,
+                "trees": Trees(database),
                 "turns": turns,
                 "upstreams": upstreams,
             }
@@ -239,6 +248,29 @@ def _open_upstream(config: Config, settings: UpstreamSettings, telemetry: Teleme
         retries_max=config.retries_max,
         budget=settings.budget,
         forward_authorization=settings.forward_authorization,
+    )
+
+
+def _sweep_along(config: Config, telemetry: Telemetry, database: Database, opened: contextlib.AsyncExitStack) -> None:
+    """Sweep in the background, until the rest is closed; what a sweep was at then is left to the next one."""
+    if config.sweep_interval_s:
+        sweeper = Sweeper(database, retention(config, database), telemetry, config.sweep_interval_s)
+        opened.push_async_callback(_cancelled, asyncio.create_task(sweeper.run()))
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def retention(config: Config, database: Database, *, response_grace_s: float | None = None) -> Retention:
+    """What a sweep may do here: it leaves alone all that a turn in flight, even the longest, can still build on."""
+    grace_s = config.turn_max_s + _TURN_MARGIN_S
+    return Retention(
+        database,
+        retention_days=config.retention_days,
+        response_grace_s=grace_s if response_grace_s is None else response_grace_s,
+        conversation_grace_s=grace_s,
     )
 
 

@@ -164,6 +164,8 @@ async def running(
             "upstream_api_key": UPSTREAM_API_KEY,
             "database_url": database_url,
             "no_migrate": True,
+            # Statements are counted, and a sweep's are none of a turn's.
+            "sweep_interval_s": 0,
         }
         if upstreams is not None:
             file = opened.enter_context(_config_file(upstreams.replace("URL", f"{upstream_url}/v1")))

@@ -22,6 +22,7 @@ from server.protocol import ids, pages, raw, response
 from server.protocol.explained import explained
 from server.protocol.shown import shown
 from server.store.responses import Responses
+from server.store.trees import Trees
 
 CREATE_PATH = "/v1/responses"
 
@@ -77,10 +78,18 @@ async def retrieve_response(request: AnyRequest) -> Response[bytes]:
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: AnyRequest) -> Response[bytes]:
-    response_id = _response_id(request)
-    if not await _responses(request).delete(auth.tenant_id(request), response_id):
+    """One response, or with `cascade=true` all that continues it too; with `dry_run=true` only what that would be."""
+    tenant_id, response_id = auth.tenant_id(request), _response_id(request)
+    is_cascade, is_dry_run = wire.flag(request, "cascade"), wire.flag(request, "dry_run")
+    members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": raw.literal(not is_dry_run)}
+    if is_cascade or is_dry_run:
+        trees: Trees = request.app.state.trees
+        count = await trees.delete(
+            tenant_id, response_id, with_descendants=is_cascade, is_dry_run=is_dry_run
+        )
+        members["deleted_count"] = b"%d" % count
+    elif not await _responses(request).delete(tenant_id, response_id):
         raise errors.response_not_found(response_id)
-    members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": b"true"}
     return wire.json_response(raw.render(members))
 
 

@@ -38,6 +38,14 @@ def path_text(request: AnyRequest, name: str) -> str:
     return unquote(request.path_params[name])
 
 
+def flag(request: AnyRequest, name: str) -> bool:
+    """A parameter of the query, `true` or by default `false`; raises ApiError 400 for anything else."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise errors.invalid_value(name, ("true", "false"))
+    return bool(value == "true")
+
+
 def route_by_raw_path(scope: Scope) -> None:
     """Let a route be found by the path as it was sent, so that an escaped slash is one in an id."""
     if scope.get("raw_path"):

@@ -1,6 +1,6 @@
-"""The command line: `rejoinder serve | migrate | keys | profiles | mock | demo`, one module a command.
+"""The command line: `rejoinder serve`, `migrate`, `keys`, `prune`, `fsck`, `tenants`, `profiles`, `mock` and `demo`.
 
-A command returns its exit code: 0, or 1 behind one line on standard error that says what is wrong and what to do.
+Each is a module, and returns its exit code: 0, or 1 behind one line on standard error that says what is wrong and what to do.
 Wrong usage is argparse's 2.
 """
 
@@ -9,7 +9,7 @@ import importlib.metadata
 import signal
 from collections.abc import Sequence
 
-from server.cli import demo, keys, migrate, mock, profiles, serve
+from server.cli import demo, fsck, keys, migrate, mock, profiles, prune, serve, tenants
 from server.cli.outcome import exit_code_of
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"rejoinder {importlib.metadata.version('rejoinder')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, migrate, keys, profiles, mock, demo):
+    for command in (serve, migrate, keys, prune, fsck, tenants, profiles, mock, demo):
         command.add_to(commands)
     arguments = parser.parse_args(argv)
     # A supervisor's SIGTERM ends a command as Ctrl-C does: what it opened is closed, what it started is ended.

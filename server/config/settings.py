@@ -153,6 +153,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: Seconds = 30
     """How long a turn's claim on its conversation outlives its process; a living turn renews it."""
 
+    retention_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 30
+    """How many days after it was made a response expires that was not made in a conversation; 0 is never."""
+    sweep_interval_s: Annotated[float, msgspec.Meta(ge=0)] = 3600
+    """Between two sweeps for what has expired or was deleted; 0 leaves it to `rejoinder prune`."""
+
     pool_size: Annotated[int, msgspec.Meta(ge=1)] = 8
     history_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
     """Database connections kept open."""

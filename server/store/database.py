@@ -5,8 +5,8 @@ Rule of this file: what a driver raises ends here. A fault of the connection or 
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -167,6 +167,29 @@ class Database:
             # They go with the connection they were prepared on.
             prepared = connection.info[statement] = await driver.prepare(statement.text)
         return await prepared.fetch(*values)
+
+    @asynccontextmanager
+    async def alone(self, lock: int) -> AsyncIterator[bool]:
+        """Whether, while this lasts, the advisory lock of this number is had, which one session at a time can have.
+
+        It is a transaction's, so that it is one behind PgBouncer too, on a connection that no statement waits for.
+        Raises `errors.store_unavailable`.
+        """
+        with _faults():
+            connection = await self._connection()
+        driver: asyncpg.Connection[asyncpg.Record] = cast(Any, connection.driver_connection)
+        try:
+            with _faults():
+                transaction = driver.transaction()
+                await transaction.start()
+                is_had = await driver.fetchval("select pg_try_advisory_xact_lock($1)", lock)
+            yield bool(is_had)
+            with _faults():
+                await transaction.rollback()
+                await driver.close()
+        finally:
+            # The lock ends with the connection. It can't go back to a pool that may be full: to close it is to wait.
+            connection.invalidate()
 
     async def holds(self, statement: Statement, parameters: Mapping[str, object]) -> bool:
         """Whether the statement finds a row: of a write whose answer was lost, with its connection.

@@ -68,6 +68,14 @@ responses = Table(
         "conversation_version",
         postgresql_where=text("conversation_id is not null"),
     ),
+    # For the sweep: what may expire, by age, and what was deleted.
+    Index(
+        "responses_expiry_idx",
+        "tenant_id",
+        "created_at",
+        postgresql_where=text("deleted_at is null and conversation_id is null"),
+    ),
+    Index("responses_deleted_idx", "tenant_id", "id", postgresql_where=text("deleted_at is not null")),
 )
 
 # The response object without its output, which is in the items.
@@ -130,6 +138,7 @@ conversations = Table(
     Column("prefix_mark", LargeBinary),
     PrimaryKeyConstraint("tenant_id", "id"),
     UniqueConstraint("tenant_id", "public_id", name="conversations_public_id_key"),
+    Index("conversations_deleted_idx", "tenant_id", "id", postgresql_where=text("deleted_at is not null")),
 )
 
 # A key is done when its response is stored; until then its process has it until `claimed_until`.
@@ -143,6 +152,7 @@ idempotency_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("claimed_until", DateTime(timezone=True), nullable=False),
     PrimaryKeyConstraint("tenant_id", "key"),
+    Index("idempotency_keys_created_at_idx", "tenant_id", "created_at"),
 )
 
 # `limits` is JSON, of what holds for this tenant instead of the settings. `cache_salt` is a secret of the server's own.

@@ -16,10 +16,11 @@ import server
 from server import errors
 from server.store.database import Database, SchemaTooNew, UnusableDatabase, check_schema, migrate, migrations
 from server.store.tables import metadata
+from tests.application import stored_rows
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0008"
+HEAD = "0009"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -137,7 +138,7 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
             where contype = 'f' and conrelid <> 'api_keys'::regclass
         """)
     assert {row["attname"] for row in [*indexes, *foreign_keys]} == {"tenant_id"}
-    assert (len(indexes), len(foreign_keys)) == (17, 6)
+    assert (len(indexes), len(foreign_keys)) == (20, 6)
 
 
 async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
@@ -192,6 +193,76 @@ async def test_links_get_the_ids_of_their_items_and_lose_them_again(empty_databa
         assert await catalogue(empty_database_url) == before
         assert [tuple(row) for row in await connection.fetch(links)] == had
         assert len(had) == 2
+
+
+# What each revision can hold beyond the one before it, with rows that refer to those of the others.
+ADDED_BY = {
+    "0001": TURN,
+    "0002": CONVERSATION_0004,
+    "0003": """
+        insert into usage (tenant_id, response_public_id, upstream, model, status, input_tokens, cached_tokens,
+            output_tokens, reasoning_tokens, created_at, ended_at)
+        values (1, 'resp_1', 'u', 'm', 'completed', 3, 0, 2, 0, now(), now())
+    """,
+    "0004": "insert into idempotency_keys values (1, 'key', 'hash', 'resp_1', now(), now())",
+    "0005": "update conversation_items set public_id = public_id",
+    "0006": "update responses set deleted_at = now()",
+    "0007": "update responses set prefix_mark = '\\x01'; update conversations set prefix_mark = '\\x01'",
+    "0009": "update responses set deleted_at = null; update conversations set deleted_at = now()",
+}
+
+
+async def rows_of(url: str) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table by its columns, without those that are null, as one that came or went is."""
+    stored = await stored_rows(url)
+    return {
+        table: [{name: value for name, value in row.items() if value is not None} for row in rows]
+        for table, rows in stored.items()
+    }
+
+
+async def test_every_revision_keeps_the_rows_of_the_one_before_up_and_down_and_up_again(
+    empty_database_url: str,
+) -> None:
+    revisions = sorted(path.name[:4] for path in (REPOSITORY / "migrations" / "versions").glob("*.py"))
+    assert revisions == list(ADDED_BY)
+    catalogues: dict[str, list[str]] = {}
+    for revision in revisions:
+        before = await rows_of(empty_database_url)
+        await in_transaction(empty_database_url, upgrade, revision)
+        after = await rows_of(empty_database_url)
+        if revision == "0005":
+            # The one that fills a column.
+            for link in after["conversation_items"]:
+                assert link.pop("public_id") in ("msg_0", "msg_1")
+        assert after == before, revision
+        catalogues[revision] = await catalogue(empty_database_url)
+        async with connected(empty_database_url) as connection:
+            await connection.execute(ADDED_BY[revision])
+    full = await rows_of(empty_database_url)
+    assert {table: len(rows) for table, rows in full.items()} == {
+        "responses": 1,
+        "response_bodies": 1,
+        "items": 2,
+        "conversations": 1,
+        "conversation_items": 2,
+        "usage": 1,
+        "idempotency_keys": 1,
+    }
+
+    for revision in reversed(revisions[:-1]):
+        await in_transaction(empty_database_url, downgrade, revision)
+        assert await catalogue(empty_database_url) == catalogues[revision], revision
+        kept = await rows_of(empty_database_url)
+        assert (len(kept["responses"]), kept["response_bodies"]) == (1, full["response_bodies"]), revision
+    # What is left at the first revision is what that one could hold.
+    assert {table: len(rows) for table, rows in kept.items()} == {"responses": 1, "response_bodies": 1, "items": 1}
+    await migrate(empty_database_url)
+    assert await catalogue(empty_database_url) == catalogues[HEAD]
+    await in_transaction(empty_database_url, check)
+    assert (await rows_of(empty_database_url))["items"] == [row for row in full["items"] if "response_id" in row]
+    await in_transaction(empty_database_url, downgrade, "base")
+    assert await catalogue(empty_database_url) == []
 
 
 async def test_the_index_of_responses_in_conversations_comes_and_goes(empty_database_url: str) -> None:
