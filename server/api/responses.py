@@ -84,9 +84,7 @@ async def delete_response(request: AnyRequest) -> Response[bytes]:
     members = {"id": raw.literal(response_id), "object": b'"response"', "deleted": raw.literal(not is_dry_run)}
     if is_cascade or is_dry_run:
         trees: Trees = request.app.state.trees
-        count = await trees.delete(
-            tenant_id, response_id, with_descendants=is_cascade, is_dry_run=is_dry_run
-        )
+        count = await trees.delete(tenant_id, response_id, with_descendants=is_cascade, is_dry_run=is_dry_run)
         members["deleted_count"] = b"%d" % count
     elif not await _responses(request).delete(tenant_id, response_id):
         raise errors.response_not_found(response_id)

@@ -1,7 +1,7 @@
 """The command line: `rejoinder serve`, `migrate`, `keys`, `prune`, `fsck`, `tenants`, `profiles`, `mock` and `demo`.
 
-Each is a module, and returns its exit code: 0, or 1 behind one line on standard error that says what is wrong and what to do.
-Wrong usage is argparse's 2.
+Each is a module, and returns its exit code: 0, or 1 behind one line on standard error that says what is wrong and what
+to do. Wrong usage is argparse's 2.
 """
 
 import argparse
