@@ -366,6 +366,38 @@ async def test_a_port_of_their_own_serves_metrics_alone(
     assert upstream.inputs == [["q"]]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_each_worker_sends_its_spans(
+    tmp_path: Path, upstream: Echo, database_url: str, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    collected: list[tuple[str, bytes]] = []
+
+    async def collector(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        while (message := await receive()).get("more_body"):
+            body += message["body"]
+        collected.append((scope["path"], body + message["body"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(collector) as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        settings = {"database_url": database_url, "workers": workers, "traces": True}
+        async with running(tmp_path, upstream, **settings) as server:
+            ids = {(await turn(server, f"q{number}"))["id"] for number in range(8)}
+            await server.http.get("/healthz")
+        # What was not sent when they were told to stop is sent before they end.
+        sent = b"".join(body for _, body in collected)
+    assert {path for path, _ in collected} == {"/v1/traces"}
+    assert len(collected) >= workers
+    for response_id in ids:
+        assert response_id.encode() in sent
+    for name in (b"POST /v1/responses", b"upstream", b"store", b"rejoinder"):
+        assert name in sent
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
