@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from server import errors
 from server.engine.claim import Claim
-from server.engine.recent import Reading, RecentHistories
+from server.engine.recent import Known, Reading, RecentHistories
 from server.protocol.history import Past
 from server.protocol.items import Input
 from server.protocol.request import Request
@@ -58,7 +58,8 @@ class Histories:
     async def of(self, tenant_id: int, request: Request, issuer: str) -> tuple[Origin, Past]:
         """What the request goes on from, as far as `issuer` has replayed it, and the turns behind that, oldest first.
 
-        One statement at most, which claims a conversation with it; a second where another turn's end was waited for.
+        One statement at most, which claims a conversation with it; a second where another turn's end was waited for, or
+        where it is to be found out how much of a chain is remembered.
         Whoever gets an origin must free it or use it up. Raises ApiError: 400 for an unknown previous response or a
         locked conversation, 404 for an unknown one.
         """
@@ -66,18 +67,18 @@ class Histories:
             return await self._claimed(tenant_id, request.conversation_id)
         if request.conversation_id is not None or request.previous_response_id is None:
             return Origin(), await self.read(tenant_id, request)
-        past = self._recent.get(Reading(tenant_id, request.previous_response_id, issuer))
+        reading = Reading(tenant_id, request.previous_response_id, issuer)
+        past = self._recent.get(reading)
         if past is None:
-            history = await self._history(tenant_id, request.previous_response_id)
-            return Origin(parent=history.parent), Past(turns=history.turns)
+            return await self._read_on(reading)
         parent = await self._responses.parent(tenant_id, request.previous_response_id)
         if parent is None:
             raise errors.previous_response_not_found(request.previous_response_id)
         return Origin(parent=parent), past
 
-    def remember(self, tenant_id: int, response_id: str, issuer: str, past: Past) -> None:
+    def remember(self, reading: Reading, root_id: str, past: Past) -> None:
         """What a turn that continues this response goes on from, until it is forgotten."""
-        self._recent.put(Reading(tenant_id, response_id, issuer), past)
+        self._recent.put(reading, root_id, past)
 
     async def read(self, tenant_id: int, request: Request) -> Past:
         """The turns up to there, for a turn that leaves nothing behind: nobody need wait for it. Raises like `of`."""
@@ -90,8 +91,22 @@ class Histories:
             return Past()
         return Past(turns=(await self._history(tenant_id, request.previous_response_id)).turns)
 
-    async def _history(self, tenant_id: int, response_id: str) -> History:
-        history = await self._responses.history(tenant_id, response_id)
+    async def _read_on(self, reading: Reading) -> tuple[Origin, Past]:
+        """A history from the store, but for what is remembered of it: who shares his chains with other processes knows
+        the turns that he made himself, and reads those that they made since."""
+        known = await self._known_of_chain(reading) if self._recent else None
+        history = await self._history(reading.tenant_id, reading.response_id, known.response_id if known else None)
+        past = known.past if known is not None and history.is_rest else Past()
+        return Origin(parent=history.parent), Past(past.replayed, [*past.turns, *history.turns])
+
+    async def _known_of_chain(self, reading: Reading) -> Known | None:
+        parent = await self._responses.parent(reading.tenant_id, reading.response_id)
+        if parent is None:
+            raise errors.previous_response_not_found(reading.response_id)
+        return self._recent.last_of_chain(reading._replace(response_id=parent.root_public_id))
+
+    async def _history(self, tenant_id: int, response_id: str, since: str | None = None) -> History:
+        history = await self._responses.history(tenant_id, response_id, since)
         if history is None:
             raise errors.previous_response_not_found(response_id)
         return history

@@ -12,6 +12,7 @@ from server import errors
 from server.engine.aside import aside
 from server.engine.askers import Asker
 from server.engine.history import Histories, Origin
+from server.engine.recent import Reading
 from server.protocol import ids, raw
 from server.protocol.budget import kept_within
 from server.protocol.context import Context, whole
@@ -94,16 +95,17 @@ class Preparation:
         origin, past = await self._histories.of(tenant_id, request, upstream.issuer(request.model))
         try:
             prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given, asker.cache_salt))
-            if past.turns and request.previous_response_id is not None:
-                self.remember(tenant_id, request.previous_response_id, upstream.issuer(request.model), prepared.past)
+            if past.turns and origin.parent is not None and request.previous_response_id is not None:
+                reading = Reading(tenant_id, request.previous_response_id, upstream.issuer(request.model))
+                self.remember(reading, origin.parent.root_public_id, prepared.past)
             return prepared, origin
         except BaseException:
             await origin.free()
             raise
 
-    def remember(self, tenant_id: int, response_id: str, issuer: str, past: Past) -> None:
+    def remember(self, reading: Reading, root_id: str, past: Past) -> None:
         """What a turn that continues this response goes on from, so that it need not be read and replayed again."""
-        self._histories.remember(tenant_id, response_id, issuer, past)
+        self._histories.remember(reading, root_id, past)
 
     async def rehearse(self, asker: Asker, body: bytes) -> Prepared:
         """For a turn that is only tried: nothing is claimed. The body may name a response that was made, instead.

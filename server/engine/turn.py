@@ -18,6 +18,7 @@ from server.engine.history import Origin
 from server.engine.prefixes import Prefixes
 from server.engine.prepare import Preparation
 from server.engine.quotas import OpenTurns
+from server.engine.recent import Reading
 from server.engine.rounds import Rounds
 from server.engine.run import Heartbeat, Run
 from server.errors import ApiError
@@ -354,7 +355,8 @@ class Turns:
             await turn.origin.free()
             if is_accepted and turn.request.conversation_id is None:
                 past = turn.past.followed_by(items)
-                self._preparation.remember(turn.tenant_id, turn.response_id, turn.issuer, past)
+                reading = Reading(turn.tenant_id, turn.response_id, turn.issuer)
+                self._preparation.remember(reading, turn.chain, past)
 
     def _told(self, error: Exception, turn: Turn) -> ApiError:
         """What a client is told of an exception: an ApiError as it is, of another one only that there was one."""

@@ -205,7 +205,7 @@ class _Calls:
 
 
 def _keys_of_call(call: Item, family: str, *, by_name: bool) -> list[_Key]:
-    keys: list[_Key] = [(family, "any", None), (family, "id", call.call_id)]
+    keys: list[_Key] = [(family, "any", None), (family, "id", call.call_id or call.public_id)]
     if call.type == "local_shell_call":
         # Its output names it by `id` alone (contract api.md 7), which people fill with either id.
         keys.append((family, "id", call.public_id))

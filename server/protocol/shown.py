@@ -1,8 +1,8 @@
 """A stored item as clients see it: its text, and only what clients can't do without (DESIGN 4).
 
 What lives here adds members where they are absent or null and changes none that says something. Measured with
-openai-python's strict types: `id`, the `status` of messages, calls and outputs, a reasoning item's `summary`, the full
-form of a short message, `annotations` of an output text and `detail` of an image.
+openai-python's strict types: `id`, the `status` of messages, calls and outputs, a call's `call_id`, a reasoning item's
+`summary`, the full form of a short message, `annotations` of an output text and `detail` of an image.
 """
 
 from server.protocol import raw
@@ -33,6 +33,9 @@ def _wanted(item: Item, *, is_done: bool) -> dict[str, bytes]:
     wanted = {"type": raw.literal(item.type)}
     if is_done and _has_status(item.type):
         wanted["status"] = _COMPLETED
+    if is_done and item.type in ("function_call", "custom_tool_call"):
+        # Where a model server gave it none, it is answered by its own id.
+        wanted["call_id"] = raw.literal(item.public_id)
     if item.type == "reasoning":
         wanted["summary"] = b"[]"
     if item.type == "local_shell_call_output" and item.call_id is not None:

@@ -39,11 +39,13 @@ class Parent(Struct, frozen=True):
 class History(Struct, frozen=True):
     """What was said up to and with `parent`, oldest turn first, a turn being its input items and then its output.
 
-    A turn that failed or was cancelled adds nothing, so it is not in `turns`.
+    A turn that failed or was cancelled adds nothing, so it is not in `turns`. With `is_rest` they begin behind the
+    response since which the history was asked for, else at the very beginning.
     """
 
     parent: Parent
     turns: list[list[Item]]
+    is_rest: bool
 
 
 class NewResponse(Struct, frozen=True, kw_only=True):
@@ -83,13 +85,14 @@ class Responses:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def history(self, tenant_id: int, public_id: str) -> History | None:
+    async def history(self, tenant_id: int, public_id: str, since: str | None = None) -> History | None:
         """What a turn that continues `public_id` builds on, in one round trip at any depth.
 
-        A deleted ancestor still counts, only the named response must not be deleted. Raises `errors.lost_ancestor`
-        rather than shorten a history that has no beginning.
+        Where the response `since` is one of its ancestors, what was said up to it is not read. A deleted ancestor still
+        counts, only the named response must not be deleted. Raises `errors.lost_ancestor` rather than shorten a history
+        that has no beginning.
         """
-        rows = await self._walk(tenant_id, public_id, input_only=False)
+        rows = await self._walk(tenant_id, public_id, since=since)
         if rows is None:
             return None
         named = rows[-1]
@@ -97,7 +100,7 @@ class Responses:
         parent = Parent(
             named["turn_id"], named["root_id"], named["depth"], named["root_public_id"], named["prefix_mark"]
         )
-        return History(parent=parent, turns=[turn for turn in turns if turn])
+        return History(parent, [turn for turn in turns if turn], is_rest=rows[0]["is_behind_known"])
 
     async def parent(self, tenant_id: int, public_id: str) -> Parent | None:
         """The same without what was said, for who knows that already."""
@@ -159,13 +162,16 @@ class Responses:
         """Make a response unreachable, and say whether there was one. Its descendants keep their history."""
         return bool(await self._database.run(sql.DELETE, {"tenant_id": tenant_id, "public_id": public_id}))
 
-    async def _walk(self, tenant_id: int, public_id: str, *, input_only: bool) -> Sequence[Record] | None:
-        parameters = {"tenant_id": tenant_id, "public_id": public_id, "input_only": input_only}
+    async def _walk(
+        self, tenant_id: int, public_id: str, *, input_only: bool = False, since: str | None = None
+    ) -> Sequence[Record] | None:
+        parameters = {"tenant_id": tenant_id, "public_id": public_id, "input_only": input_only, "since": since}
         rows = await self._database.run(sql.HISTORY, parameters)
         if not rows:
             return None
         oldest = rows[0]
-        if oldest["depth"] != 0 or oldest["parent_id"] is not None:
+        is_first = oldest["depth"] == 0 and oldest["parent_id"] is None
+        if not is_first and not oldest["is_behind_known"]:
             [reached] = await self._database.run(sql.PUBLIC_ID, {"tenant_id": tenant_id, "id": oldest["turn_id"]})
             raise errors.lost_ancestor(reached["public_id"])
         return rows

@@ -847,7 +847,7 @@ async def test_a_long_conversation_is_read_by_look_ups(store: Store) -> None:
     assert await visited(sql.CONVERSATION_HISTORY) == (200, 200)
     assert await visited(sql.LOCK, lease_token="t", lease_s=1e-3) == (200, 200)
     # What response 99 saw, and its own two items.
-    assert await visited(response_sql.HISTORY, public_id="resp_99", input_only=False) == (200, 200)
+    assert await visited(response_sql.HISTORY, public_id="resp_99", input_only=False, since=None) == (200, 200)
     for order in ("asc", "desc"):
         links, items = await visited(sql.LIST_ITEMS[order], after="50_in", limit=11)
         # The cursor's id is also another list's item.

@@ -46,22 +46,22 @@ async def test_a_turn_is_one_write_and_a_continuation_one_read_more(application:
     assert statements == []
 
 
-async def test_a_chain_of_three_hundred_turns_is_read_at_once_and_whole(
-    application: Application, emptied_database_url: str
-) -> None:
-    texts = [f"Text {number}" for number in range(600)]
-    response_id = await _chain(emptied_database_url, Responses(application.database), texts)
-    application.mock.replies = [reply(message("Hi."), stream=False)]
-    with recorded_statements(application.database) as statements:
-        turn = await application.turn(input="Last", previous_response_id=response_id)
-    assert _kinds(statements) == ["read", "write"]
-    sent = application.sent()["input"]
-    assert [item["content"][0]["text"] for item in sent[:-1]] == texts
-    assert sent[-1]["content"] == "Last"
-    with recorded_statements(application.database) as statements:
-        listed = await application.listed(turn["id"])
-    assert _kinds(statements) == ["read"]
-    assert [item["content"][0]["text"] for item in listed] == texts[:100]
+async def test_a_chain_of_three_hundred_turns_is_read_at_once_and_whole(emptied_database_url: str) -> None:
+    # A server that remembers nothing need not ask of which chain it is.
+    async with running(emptied_database_url) as application:
+        texts = [f"Text {number}" for number in range(600)]
+        response_id = await _chain(emptied_database_url, Responses(application.database), texts)
+        application.mock.replies = [reply(message("Hi."), stream=False)]
+        with recorded_statements(application.database) as statements:
+            turn = await application.turn(input="Last", previous_response_id=response_id)
+        assert _kinds(statements) == ["read", "write"]
+        sent = application.sent()["input"]
+        assert [item["content"][0]["text"] for item in sent[:-1]] == texts
+        assert sent[-1]["content"] == "Last"
+        with recorded_statements(application.database) as statements:
+            listed = await application.listed(turn["id"])
+        assert _kinds(statements) == ["read"]
+        assert [item["content"][0]["text"] for item in listed] == texts[:100]
 
 
 async def _chain(database_url: str, responses: Responses, texts: list[str]) -> str:

@@ -137,6 +137,27 @@ async def calls_of_continuations(application: Application) -> list[int]:
     ]
 
 
+async def test_of_a_chain_that_servers_share_each_reads_what_the_others_made(
+    application: Application, emptied_database_url: str
+) -> None:
+    answer = reply(message("Hi."), stream=False)
+    counted = []
+    async with running(emptied_database_url) as other:
+        for turns in (20, 40):
+            *_, ours = await chain(application, turns)
+            other.mock.replies = [answer]
+            theirs = (await other.turn(input="Two", previous_response_id=ours))["id"]
+            application.mock.replies = [answer]
+            with counted_calls() as calls:
+                await application.turn(input="Three", previous_response_id=theirs)
+            counted.append(calls.count)
+            sent = application.mock.posts[-1].json["input"]
+            assert [one["role"] for one in sent] == ["user", "assistant"] * (turns + 1) + ["user"]
+            assert [sent[-3]["content"], sent[-1]["content"]] == ["Two", "Three"]
+    # Two turns are new, and so are looked for in each part.
+    assert abs(counted[1] - counted[0]) <= 2 * CALLS_OF_MORE_PARTS_MAX
+
+
 async def test_a_turn_asks_the_same_of_the_database_at_any_depth(application: Application) -> None:
     ids = await chain(application, 30)
     application.mock.replies = [reply(message("Hi."), stream=False)] * 2

@@ -326,12 +326,15 @@ async def test_a_chain_a_thousand_deep_is_walked_by_look_ups(database: Database,
             assert [names(items)[2] for items in history.turns] == [f"{number}_out" for number in range(depth + 1)]
     assert len(statements) == 2
 
-    visited = await rows_visited(database, sql.HISTORY, public_id="resp_1000", input_only=False)
+    visited = await rows_visited(database, sql.HISTORY, public_id="resp_1000", input_only=False, since=None)
     # Postgres rounds what it tells of a thousand loops, hence the margin.
     assert 1001 <= visited["responses"] <= 1010
     assert 3003 <= visited["items"] <= 3010
     # Where there is no conversation, nothing is looked for.
     assert visited["conversation_items"] == 0
+    # Ten turns behind the known one, the known one, and none of what it is made of.
+    visited = await rows_visited(database, sql.HISTORY, public_id="resp_1000", input_only=False, since="resp_990")
+    assert (11 <= visited["responses"] <= 14, visited["items"]) == (True, 30)
     visited = await rows_visited(database, sql.GET, public_id="resp_1000")
     assert visited == {"responses": 1, "response_bodies": 1, "items": 3}
 
@@ -356,6 +359,40 @@ async def test_a_stored_turn_costs_the_same_at_any_depth(responses: Responses, a
     """)
     assert {row["count"] for row in sizes} == {3}
     assert {row["sum"] for row in sizes[10:]} == {sizes[10]["sum"]}
+
+
+@pytest.mark.parametrize(
+    ("since", "said"),
+    [("c", ["d_in_0"]), ("a", ["b_in_0", "c_in_0", "d_in_0"]), ("fork", None), ("d", None), ("unknown", None)],
+)
+async def test_what_is_known_of_a_chain_is_not_read(responses: Responses, since: str, said: list[str] | None) -> None:
+    """And what is not on the way to the beginning, or is nowhere, is as good as nothing."""
+    await add_chain(responses, "a", "b", "c", "d")
+    await add_chain(responses, "fork", after="b")
+    # It counts although it was deleted, as everything before the named one does.
+    await responses.delete(1, "resp_c")
+    history = await responses.history(1, "resp_d", since=f"resp_{since}")
+    assert history is not None
+    assert history.is_rest is (said is not None)
+    assert [names(turn)[0] for turn in history.turns] == (said or ["a_in_0", "b_in_0", "c_in_0", "d_in_0"])
+    assert history.parent == (await known(responses, "resp_d")).parent
+
+
+async def test_turns_that_add_nothing_may_be_all_that_is_new(responses: Responses) -> None:
+    await add_chain(responses, "a")
+    await responses.add(turn("b", (await known(responses, "resp_a")).parent, status="failed"))
+    history = await responses.history(1, "resp_b", since="resp_a")
+    assert history is not None
+    assert (history.turns, history.is_rest, history.parent.depth) == ([], True, 1)
+
+
+async def test_what_another_tenant_knows_does_not_shorten_a_history(responses: Responses) -> None:
+    await add_chain(responses, "a", "b")
+    await add_chain(responses, "b", tenant_id=2)
+    await add_chain(responses, "c", tenant_id=2)
+    history = await responses.history(1, "resp_b", since="resp_c")
+    assert history is not None
+    assert (len(history.turns), history.is_rest) == (2, False)
 
 
 # --- Tenants.
@@ -447,6 +484,10 @@ async def test_a_lost_ancestor_is_named_and_history_never_shortened(
         await getattr(responses, asked)(1, "resp_d")
     assert (raised.value.status, raised.value.param) == (500, "previous_response_id")
     assert "the response before 'resp_c' is lost" in raised.value.message
+    # What lies behind the gap can be gone on from by who knows what was said up to there.
+    rest = await responses.history(1, "resp_d", since="resp_c")
+    assert rest is not None
+    assert [names(turn)[0] for turn in rest.turns] == ["d_in_0"]
     assert [said[0] for said in await said_before(responses, "resp_a")] == ["a_in_0"]
 
 

@@ -199,6 +199,14 @@ def test_an_output_without_a_call_id_answers_by_name_or_nearness(name: str | Non
     assert {position: call for position, call in answered.items() if position == 4} == expected
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_call_that_was_made_without_a_call_id_is_answered_by_its_own_id(kind: str) -> None:
+    """As clients are shown it; another call is none of its output's."""
+    history = ([*brought(USER), *made({**call(None, kind), "id": "fc_1"}, {**call(None, kind), "id": "fc_2"})],)
+    assert answers(context(output("fc_1", kind), output("fc_2", kind), history=history)) == {3: 1, 4: 2}
+    assert "call_id fc_3" in refused(output("fc_3", kind), history=history).message
+
+
 def test_outputs_without_a_call_id_answer_from_the_newest_backwards() -> None:
     nameless = {"type": "function_call_output", "output": "o"}
     assert answers(context(USER, call("a"), call("b"), nameless, nameless)) == {3: 2, 4: 1}

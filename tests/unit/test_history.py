@@ -152,17 +152,17 @@ def past(*names: str) -> Past:
 def test_what_was_used_last_is_kept_longest() -> None:
     # Each takes 1900: a thousand of text, 400 for the item and 500 for itself.
     recent = RecentHistories(4000)
-    recent.put(reading("a"), past("a"))
-    recent.put(reading("b"), past("b"))
+    recent.put(reading("a"), "root", past("a"))
+    recent.put(reading("b"), "root", past("b"))
     assert (recent.bytes, recent.get(reading("a"))) == (3800, past("a"))
-    recent.put(reading("c"), past("c"))
+    recent.put(reading("c"), "root", past("c"))
     assert recent.bytes == 3800
     assert [recent.get(reading(name)) is not None for name in "abc"] == [True, False, True]
 
 
 def test_another_reader_or_tenant_knows_nothing_of_it() -> None:
     recent = RecentHistories(100_000)
-    recent.put(reading("a"), past("a"))
+    recent.put(reading("a"), "root", past("a"))
     assert recent.get(reading("a", "other")) is None
     assert recent.get(Reading(2, "a", "up")) is None
 
@@ -170,9 +170,9 @@ def test_another_reader_or_tenant_knows_nothing_of_it() -> None:
 def test_what_several_have_in_common_counts_once() -> None:
     recent = RecentHistories(10**9)
     shared = [item("shared", 10_000)]
-    recent.put(reading("a"), Past(turns=[shared]))
+    recent.put(reading("a"), "root", Past(turns=[shared]))
     alone = recent.bytes
-    recent.put(reading("b"), Past(turns=[shared, [item("own", 100)]]))
+    recent.put(reading("b"), "root", Past(turns=[shared, [item("own", 100)]]))
     assert 100 < recent.bytes - alone < 2_000
 
 
@@ -181,9 +181,27 @@ def test_all_memory_is_given_back_when_all_is_forgotten() -> None:
     chain = Replayed()
     for number in range(50):
         chain = chain.followed_by([item(f"i{number}")], [b"t" * 100], 0, [])
-        recent.put(reading(str(number)), Past(chain))
-        recent.put(reading("replaced"), Past(chain))
+        recent.put(reading(str(number)), "root", Past(chain))
+        recent.put(reading("replaced"), "root", Past(chain))
     assert 50 * 500 < recent.bytes <= 100_000
     # What is larger than all of it forces all else out, and itself.
-    recent.put(reading("huge"), Past(turns=[[item("h", 100_001)]]))
+    recent.put(reading("huge"), "root", Past(turns=[[item("h", 100_001)]]))
     assert (recent.bytes, recent.get(reading("huge")), recent.get(reading("49"))) == (0, None, None)
+
+
+def test_of_each_chain_it_is_known_what_was_put_last() -> None:
+    recent = RecentHistories(5000)
+    assert not recent
+    recent.put(reading("a"), "a", past("a"))
+    recent.put(reading("b"), "a", past("b"))
+    assert recent
+    assert recent.last_of_chain(reading("a")) == ("b", past("b"))
+    assert recent.last_of_chain(reading("b")) is None
+    assert recent.last_of_chain(reading("a", "other")) is None
+    assert recent.last_of_chain(Reading(2, "a", "up")) is None
+    # Each takes 1900, so that "a" goes; the chain is still known by "b", until that goes too.
+    recent.put(reading("c"), "c", past("c"))
+    assert recent.last_of_chain(reading("a")) == ("b", past("b"))
+    recent.put(reading("d"), "d", past("d"))
+    assert recent.last_of_chain(reading("a")) is None
+    assert recent.last_of_chain(reading("c")) == ("c", past("c"))

@@ -37,8 +37,8 @@ ADDED_TO = [
         id="an id that is not the public one",
     ),
     pytest.param(
-        '{"type":"function_call","id":"i_1","name":"f","arguments":"{}","status":null}',
-        '{"type":"function_call","id":"i_1","name":"f","arguments":"{}","status":"completed"}',
+        '{"type":"function_call","call_id":"c","id":"i_1","name":"f","arguments":"{}","status":null}',
+        '{"type":"function_call","call_id":"c","id":"i_1","name":"f","arguments":"{}","status":"completed"}',
         id="the status of a call",
     ),
     pytest.param(
@@ -88,6 +88,11 @@ ADDED_TO = [
     pytest.param(
         '{"x":1.0,"id":"i_1","type":"x_thing"}', '{"x":1.0,"id":"i_1","type":"x_thing"}', id="an unknown type"
     ),
+    pytest.param(
+        '{"id":"i_1","type":"function_call","status":"completed","call_id":null,"name":"f","arguments":"{}"}',
+        '{"id":"i_1","type":"function_call","status":"completed","call_id":"i_1","name":"f","arguments":"{}"}',
+        id="what a call is answered by",
+    ),
     pytest.param("{}", '{"id":"i_1","type":"unknown"}', id="an empty item"),
     pytest.param(
         '{"id":"a","id":"b","type":"reasoning","summary":[]}',
@@ -114,7 +119,7 @@ def test_what_is_shown_needs_nothing_more(body: str, expected: str) -> None:
         '{"id":"i_1","type":"reasoning","summary":[],"content":null,"encrypted_content":null,"status":null}',
         '{"id":"i_1","type":"message","role":"assistant","status":"in_progress","phase":null,"content":[]}',
         '{"id":"i_1","type":"message","role":"assistant","status":"completed","content":null}',
-        '{ "status" : "completed", "id":"i_1","type":"function_call","async":null,"namespace":null,"caller":null }',
+        '{ "status" : "completed", "id":"i_1","type":"function_call","call_id":"c","async":null,"caller":null }',
         '{"id":"i_1","type":"function_call_output","status":"incomplete","output":"[{\\"type\\":\\"input_image\\"}]"}',
         '{"id":"i_1","type":"mcp_list_tools","tools":[{"a":1e400}],"error":null}',
         '{"id":"i_1","type":"compaction","encrypted_content":"\\ud83d"}',
@@ -130,6 +135,11 @@ def test_everything_else_is_shown_byte_for_byte(body: str) -> None:
 def test_of_an_item_on_its_way_no_status_is_claimed() -> None:
     body = '{"type":"message","role":"assistant","content":[]}'
     assert shown(of_upstream(body), is_done=False) == b'{"type":"message","role":"assistant","content":[],"id":"i_1"}'
+
+
+def test_a_call_on_its_way_may_still_get_the_id_that_it_is_answered_by() -> None:
+    body = '{"id":"i_1","type":"function_call","name":"f","arguments":""}'
+    assert shown(of_upstream(body), is_done=False) == body.encode()
 
 
 def test_the_stored_item_is_not_changed() -> None:

@@ -10,9 +10,12 @@ from server.store.statement import Statement
 # conversation saw there comes before its own items: the links that were valid at the version it read.
 #
 # The chain is sorted before the items are joined to it, so that they are sorted turn by turn; 6,000 at once spill to
-# disk. A step demands the depth before: a chain with a cycle in it ends, and ends wrong.
+# disk. A step demands the depth before: a chain with a cycle in it ends, and ends wrong. It stops behind the response
+# `since`, where that is met.
 HISTORY: Final = Statement(f"""
-with recursive chain as (
+with recursive known as (
+    select id from responses where tenant_id = :tenant_id and public_id = :since
+), chain as (
     select id, parent_id, depth, status, root_id, conversation_id, conversation_version, true as is_named,
         prefix_mark, (
             select root.public_id from responses as root
@@ -27,10 +30,12 @@ with recursive chain as (
         select id, parent_id, depth, status, conversation_id, conversation_version
         from responses
         where tenant_id = :tenant_id and id = chain.parent_id and depth = chain.depth - 1
+            and id is distinct from (select id from known)
         limit 1
     ) as earlier
 )
-select {ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth, turn.root_public_id, turn.prefix_mark
+select {ITEM}, turn.id as turn_id, turn.parent_id, turn.root_id, turn.depth, turn.root_public_id, turn.prefix_mark,
+    coalesce(turn.parent_id = (select id from known), false) as is_behind_known
 from (select * from chain order by depth) as turn
 left join lateral (
     select true as is_own, position as place, items.*
