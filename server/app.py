@@ -31,7 +31,7 @@ from server.metrics import Sources
 from server.store.conversations import Conversations
 from server.store.database import Database, check_schema, migrate
 from server.store.idempotency import IdempotencyKeys
-from server.store.keys import ApiKeys, KeyLimits
+from server.store.keys import ApiKeys, TenantLimits
 from server.store.leases import Leases
 from server.store.responses import Responses
 from server.store.retention import Retention
@@ -44,6 +44,11 @@ from server.upstream.transport import TRANSPORTS
 NO_KEY = (
     "there is no API key, and others than this machine's users reach this address. Make one by `rejoinder keys create "
     "--tenant default` on the same database, or say --open-to-all (REJOINDER_OPEN_TO_ALL) to serve everybody"
+)
+
+UNHELD_ROLE = (
+    "the role of the database URL is a superuser or has BYPASSRLS, so that row-level security does not set the tenants "
+    "apart. Make another one by `rejoinder migrate --run-role NAME`, and use that; or set row_level_security to never"
 )
 
 # What a turn may need beside its own time, to read what it builds on and to be stored.
@@ -128,6 +133,7 @@ def _lifespan(
             database = await _open_database(config, opened)
             keys = ApiKeys(database)
             askers = await _open_askers(config, telemetry, keys)
+            await refuse_unheld_role(config, database, askers.tenant_count)
             opened.push_async_callback(askers.close)
             requests = Requests(keys)
             opened.push_async_callback(requests.close)
@@ -184,9 +190,15 @@ async def prepare_database(config: Config, embedded: EmbeddedPostgres | None) ->
 
     Raises EmbeddedPostgresError, UnusableDatabase or ApiError 503 where there is none.
     """
+    url = await database_url(config, embedded)
+    await (check_schema(url) if config.no_migrate else migrate(url))
+    return url
+
+
+async def database_url(config: Config, embedded: EmbeddedPostgres | None) -> str:
+    """Where the database is; the embedded Postgres is started for it. Raises EmbeddedPostgresError."""
     url = config.database_url if embedded is None else await embedded.start()
     assert url is not None, "without a URL there is the embedded one"
-    await (check_schema(url) if config.no_migrate else migrate(url))
     return url
 
 
@@ -200,6 +212,13 @@ async def _open_database(config: Config, opened: contextlib.AsyncExitStack) -> D
     return database
 
 
+async def refuse_unheld_role(config: Config, database: Database, tenant_count: int) -> None:
+    """Raises ConfigError where Postgres would not hold the role of this database to one tenant, and has to."""
+    is_demanded = config.row_level_security == "always" or (config.row_level_security == "auto" and tenant_count > 1)
+    if is_demanded and await database.bypasses_row_level_security():
+        raise ConfigError(UNHELD_ROLE)
+
+
 async def _open_askers(config: Config, telemetry: Telemetry, keys: ApiKeys) -> Askers:
     """Raises ConfigError where nobody could say who asks, and others than this machine's users can."""
     askers = Askers(
@@ -207,7 +226,9 @@ async def _open_askers(config: Config, telemetry: Telemetry, keys: ApiKeys) -> A
         telemetry,
         may_be_open=config.may_be_open,
         cache_salts=config.cache_salts,
-        limits=KeyLimits(config.requests_per_minute, config.open_turns_per_key_max),
+        limits=TenantLimits(
+            requests_per_minute=config.requests_per_minute, open_turns_max=config.open_turns_per_key_max
+        ),
     )
     await askers.read()
     if not askers.has_keys:

@@ -28,6 +28,7 @@ from testcontainers.community.postgres import PostgresContainer
 
 from server.embedded import EmbeddedPostgres
 from server.embedded.installation import SUPERUSER
+from server.embedded.lifecycle import ROLE
 from server.store.database import Database
 from server.store.keys import STATEMENTS_ASIDE
 from server.store.statement import Statement
@@ -126,10 +127,25 @@ def described() -> str:
     return "postgres: *** NO CONTAINER ENGINE ANSWERS: the tests run on the embedded Postgres instead ***"
 
 
+def url_of_superuser(url: str) -> str:
+    """Of the embedded Postgres, whose own role is held to one tenant; elsewhere the tests are a superuser already."""
+    return url.replace(f"//{ROLE}@", f"//{SUPERUSER}@")
+
+
+async def add_tenants(connection: "asyncpg.Connection[asyncpg.Record]", **ids: int) -> None:
+    """Tenants by their names, with these numbers."""
+    for name, tenant_id in ids.items():
+        await connection.execute(
+            "insert into tenants (id, name, created_at, limits, cache_salt) values ($1, $2, now(), '{}', $2)",
+            tenant_id,
+            name,
+        )
+
+
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
-    """A plain connection, to look at what the store did or to get in its way."""
-    connection = await asyncpg.connect(url)
+    """A plain connection, to look at what the store did or to get in its way: it sees the rows of all tenants."""
+    connection = await asyncpg.connect(url_of_superuser(url))
     try:
         yield connection
     finally:

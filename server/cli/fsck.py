@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 
 from server.cli import options
@@ -27,23 +28,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _check(config: Config) -> int:
-    async with opened_database(config, TIMEOUT_S) as database:
+    counts: Counter[str] = Counter()
+    leases: list[Finding] = []
+    faults: list[Finding] = []
+    async with opened_database(config, statement_timeout_s=TIMEOUT_S) as database:
         checks = Checks(database)
-        for name, count in (await checks.counts()).items():
-            print(f"{count} {name}")
-        leases = await checks.expired_leases()
-        if leases is not None:
-            print(*_told(leases), sep="\n")
-        faults = await checks.faults()
-    for fault in faults:
-        print(*_told(fault), sep="\n")
-    print(f"{len(faults)} kinds of faults were found." if faults else "No fault was found.")
+        for tenant_id in await checks.tenants():
+            counts.update(await checks.counts(tenant_id))
+            if expired := await checks.expired_leases(tenant_id):
+                leases.append(expired)
+            faults += await checks.faults(tenant_id)
+    for name, count in counts.items():
+        print(f"{count} {name}")
+    for finding in (*leases, *faults):
+        print(*_told(finding), sep="\n")
+    kinds = len({fault.what for fault in faults})
+    print(f"{kinds} kinds of faults were found." if faults else "No fault was found.")
     return 1 if faults else 0
 
 
 def _told(finding: Finding) -> Iterator[str]:
     yield f"{finding.count} {finding.what}:"
-    for tenant_id, place in finding.places:
-        yield f"  tenant {tenant_id}: {place}"
+    for place in finding.places:
+        yield f"  tenant {finding.tenant_id}: {place}"
     if finding.count > len(finding.places):
         yield f"  and {finding.count - len(finding.places)} more"

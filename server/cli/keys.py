@@ -2,17 +2,17 @@
 
 import argparse
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 
-from server.app import embedded_postgres, prepare_database
+from server.app import refuse_unheld_role
 from server.cli import options
+from server.cli.stored import opened_database
 from server.config import Config, ConfigError
 from server.protocol import ids, keys
 from server.store.database import Database
-from server.store.keys import ApiKeys, KeyLimits
+from server.store.keys import ApiKeys
 
 Work = Callable[[ApiKeys, argparse.Namespace], Awaitable[None]]
 
@@ -31,12 +31,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     create = _add_action(actions, "create", _create, "make a key, and print it, which happens once")
     create.add_argument("--tenant", required=True, metavar="NAME", help="whose it is; made where it is not there")
     create.add_argument("--if-first", action="store_true", help="do nothing where there is any key")
-    create.add_argument(
-        "--requests-per-minute", type=_limit, metavar="N", help="for each key of the tenant, 0 for no limit"
-    )
-    create.add_argument(
-        "--open-turns-max", type=_limit, metavar="N", help="for each of them in each process, 0 for no limit"
-    )
     _add_action(actions, "list", _list, "list all keys by their beginnings")
     for name, work, help_text in (
         ("revoke", _revoke, "end a key"),
@@ -62,29 +56,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(config: Config, arguments: argparse.Namespace) -> None:
-    async with _opened(config) as api_keys:
+    async with opened_database(config, may_migrate=True) as database:
+        if arguments.work is _create:
+            await _refuse_unheld_role(config, database, arguments.tenant)
         work: Work = arguments.work
-        await work(api_keys, arguments)
+        await work(ApiKeys(database), arguments)
 
 
-@contextlib.asynccontextmanager
-async def _opened(config: Config) -> AsyncIterator[ApiKeys]:
-    async with contextlib.AsyncExitStack() as opened:
-        embedded = embedded_postgres(config)
-        if embedded is not None:
-            opened.push_async_callback(embedded.stop)
-        url = await prepare_database(config, embedded)
-        database = Database.open(url, pgbouncer=config.pgbouncer)
-        opened.push_async_callback(database.close)
-        yield ApiKeys(database)
+async def _refuse_unheld_role(config: Config, database: Database, tenant: str) -> None:
+    """Before there are two tenants, whom Postgres would not set apart; raises ConfigError."""
+    names = {known.name for known in (await ApiKeys(database).read()).tenants.values()}
+    await refuse_unheld_role(config, database, len(names | {tenant}))
 
 
 async def _create(api_keys: ApiKeys, arguments: argparse.Namespace) -> None:
     tenant: str = arguments.tenant
     if not tenant or not ids.is_usable(tenant):
         raise ConfigError("the name of a tenant is at most 256 characters, none of them a control character")
-    key, limits = keys.new_key(), KeyLimits(arguments.requests_per_minute, arguments.open_turns_max)
-    if await api_keys.create(key, tenant, limits, is_first_only=arguments.if_first):
+    key = keys.new_key()
+    if await api_keys.create(key, tenant, is_first_only=arguments.if_first):
         _show(key, f"A key of the tenant {tenant}. {_KEPT_NOWHERE}")
     else:
         print("There is a key already; none was made.", file=sys.stderr)
@@ -124,9 +114,3 @@ def _show(key: str, remark: str) -> None:
 
 def _time(moment: datetime | None) -> str:
     return "-" if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError("a limit is a whole number")
-    return int(text)

@@ -123,8 +123,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     turn_max_s: Seconds = 3600
     """How long a turn may take, its rounds and retries together, before it fails."""
     retries_max: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
-    upstream_transport: Literal["lean", "aiohttp"] = "lean"
     """How often an upstream that was not reached, or asked to wait a moment, is asked again."""
+    upstream_transport: Literal["lean", "aiohttp"] = "lean"
+    """What carries requests to upstreams: our own, or aiohttp's."""
     drain_max_s: Seconds = 5
     """How long turns in flight may go on when the server is told to stop."""
     first_event_wait_s: Seconds = 5
@@ -159,10 +160,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Between two sweeps for what has expired or was deleted; 0 leaves it to `rejoinder prune`."""
 
     pool_size: Annotated[int, msgspec.Meta(ge=1)] = 8
-    history_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
     """Database connections kept open."""
+    history_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
+    """How much of the histories of recent responses is kept in memory; 0 for none."""
     pgbouncer: bool = False
     """The database is behind PgBouncer in transaction mode: no prepared statements."""
+    row_level_security: Literal["auto", "always", "never"] = "auto"
+    """Whether a role that Postgres would not hold to its tenant is refused; `auto`: once there are two tenants."""
 
     @property
     def may_be_open(self) -> bool:

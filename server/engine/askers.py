@@ -14,7 +14,8 @@ import msgspec
 from server import errors
 from server.errors import ApiError
 from server.protocol import keys
-from server.store.keys import ApiKeys, KeyLimits, Tenancy
+from server.protocol.budget import NO_LIMITS, Budget
+from server.store.keys import ApiKeys, Tenancy, TenantLimits
 from server.telemetry import Telemetry
 
 FRESH_S: Final = 1.5
@@ -34,7 +35,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """Whose a request is, and what it may do. `key` is the prefix of its key, empty where none is asked for.
 
     `authorization` is the header as the client sent it, `cache_salt` what sets the tenant's prompts apart in a model
-    server's prefix cache; of the limits, 0 is none.
+    server's prefix cache; of the limits, 0 is none. `budget` narrows the upstream's.
     """
 
     tenant_id: int
@@ -42,6 +43,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     requests_per_minute: int = 0
     open_turns_max: int = 0
+    budget: Budget = NO_LIMITS
     authorization: str | None = None
 
     def __repr__(self) -> str:
@@ -62,7 +64,7 @@ class Askers:
         *,
         may_be_open: bool,
         cache_salts: CacheSalts,
-        limits: KeyLimits,
+        limits: TenantLimits,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
@@ -78,6 +80,10 @@ class Askers:
         self._reading: asyncio.Task[None] | None = None
         self._use_noted_at_s: dict[str, float] = {}
         self._aside: set[asyncio.Task[None]] = set()
+
+    @property
+    def tenant_count(self) -> int:
+        return len(self._tenancy.tenants)
 
     @property
     def has_keys(self) -> bool:
@@ -142,6 +148,7 @@ class Askers:
             cache_salt=tenant.cache_salt if is_salted else None,
             requests_per_minute=requests or 0,
             open_turns_max=open_turns or 0,
+            budget=NO_LIMITS if (budget := own.budget()) == NO_LIMITS else budget,
         )
 
     def _age_s(self) -> float:

@@ -6,6 +6,7 @@ What lives here refuses all that can be refused before any network I/O: it reads
 from collections.abc import Sequence
 from itertools import islice
 
+import msgspec
 from msgspec import Struct
 
 from server import errors
@@ -14,7 +15,7 @@ from server.engine.askers import Asker
 from server.engine.history import Histories, Origin
 from server.engine.recent import Reading
 from server.protocol import ids, raw
-from server.protocol.budget import kept_within
+from server.protocol.budget import Budget, kept_within
 from server.protocol.context import Context, whole
 from server.protocol.history import Past, Replayed
 from server.protocol.items import Input, Item, parse_input
@@ -41,8 +42,12 @@ class Prepared(Struct, frozen=True, kw_only=True):
     past: Past
     decisions: list[Decision]
     elements: list[bytes]
-    cache_salt: str | None
+    asker: Asker
     body: list[bytes]
+
+    @property
+    def budget(self) -> Budget:
+        return self.upstream.budget.narrowed(self.asker.budget)
 
     @property
     def input_items(self) -> list[Item]:
@@ -60,8 +65,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def body_after(self, made: Sequence[Item]) -> list[bytes] | None:
         """The request that goes on from what was made so far; None where nothing of that can be sent."""
         past = Past(self.history, [self.input_items, list(made)])
-        nothing = Input([], set())
-        after = _prepared(_Basis(self.request, self.response_id, self.upstream, past, nothing, self.cache_salt))
+        after = _prepared(_Basis(self.request, self.response_id, self.upstream, past, Input([], set()), self.asker))
         is_sent = any(decision.copy is not None for decision in after.decisions[len(self.input_items) :])
         return after.body if is_sent else None
 
@@ -74,7 +78,7 @@ class _Basis(Struct, frozen=True):
     upstream: Upstream
     past: Past
     given: Input
-    cache_salt: str | None = None
+    asker: Asker
 
 
 class Preparation:
@@ -94,7 +98,7 @@ class Preparation:
         given = await self._histories.resolved(tenant_id, given)
         origin, past = await self._histories.of(tenant_id, request, upstream.issuer(request.model))
         try:
-            prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given, asker.cache_salt))
+            prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given, asker))
             if past.turns and origin.parent is not None and request.previous_response_id is not None:
                 reading = Reading(tenant_id, request.previous_response_id, upstream.issuer(request.model))
                 self.remember(reading, origin.parent.root_public_id, prepared.past)
@@ -112,26 +116,28 @@ class Preparation:
 
         What is shown of it has no secret in it: it is without the tenant's cache salt.
         """
-        tenant_id = asker.tenant_id
+        asker = msgspec.structs.replace(asker, cache_salt=None)
         response_id = await aside(len(body), _named_response, body, self._json_depth_max)
         if response_id is not None:
-            return await self._again(tenant_id, response_id)
+            return await self._again(asker, response_id)
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
         upstream = self._upstreams.of(request.model)
-        given = await self._histories.resolved(tenant_id, given)
-        past = await self._histories.read(tenant_id, request)
-        return await _prepared_aside(_Basis(request, ids.new_response_id(), upstream, past, given))
+        given = await self._histories.resolved(asker.tenant_id, given)
+        past = await self._histories.read(asker.tenant_id, request)
+        return await _prepared_aside(_Basis(request, ids.new_response_id(), upstream, past, given, asker))
 
-    async def _again(self, tenant_id: int, response_id: str) -> Prepared:
+    async def _again(self, asker: Asker, response_id: str) -> Prepared:
         """The request that made a response, as it would be sent now."""
-        stored = await self._responses.get(tenant_id, response_id)
-        turns = await self._responses.made_from(tenant_id, response_id)
+        stored = await self._responses.get(asker.tenant_id, response_id)
+        turns = await self._responses.made_from(asker.tenant_id, response_id)
         if stored is None or turns is None:
             raise errors.response_not_found(response_id)
         request = parse(request_of(raw.Object(stored.body)), self._json_depth_max)
         upstream = self._upstreams.of(request.model)
         *history, own = turns
-        return await _prepared_aside(_Basis(request, response_id, upstream, Past(turns=history), Input(own, set())))
+        return await _prepared_aside(
+            _Basis(request, response_id, upstream, Past(turns=history), Input(own, set()), asker)
+        )
 
 
 async def _prepared_aside(basis: _Basis) -> Prepared:
@@ -143,14 +149,14 @@ def _prepared(basis: _Basis) -> Prepared:
     request, upstream, profile = basis.request, basis.upstream, basis.upstream.profile
     history_param = "previous_response_id" if request.conversation_id is None else "conversation"
     context = whole(basis.past, basis.given, history_param)
-    sent = kept_within(request, context, upstream.budget, history_param)
+    sent = kept_within(request, context, upstream.budget.narrowed(basis.asker.budget), history_param)
     decisions = replay(context, profile, history_param, upstream.issuer(request.model))
     history = _replayed(context, decisions[: len(decisions) - len(context.input_items)], upstream)
     of_input = decisions[len(decisions) - len(context.input_items) :]
     elements = [*history.texts(), *upstream.dialect.elements(of_input, profile)]
     if not elements:
         raise errors.nothing_to_answer()
-    before, behind = upstream.dialect.around(sent, basis.response_id, profile, basis.cache_salt)
+    before, behind = upstream.dialect.around(sent, basis.response_id, profile, basis.asker.cache_salt)
     return Prepared(
         request=request,
         response_id=basis.response_id,
@@ -160,7 +166,7 @@ def _prepared(basis: _Basis) -> Prepared:
         past=Past(history) if context.is_settled else basis.past,
         decisions=decisions,
         elements=elements,
-        cache_salt=basis.cache_salt,
+        asker=basis.asker,
         body=[before, *_between_commas(elements), behind],
     )
 

@@ -19,10 +19,13 @@ EMPTY_OUTPUT = "The model server ended the response without any output."
 
 class Rounds:
     """The rounds of one turn. `body_after` gives the request that goes on from what was made so far, None where that
-    would be the same request again."""
+    would be the same request again; `total_tokens_max` is what all of them may cost, 0 for any."""
 
-    def __init__(self, upstream: Upstream, body_after: Callable[[Sequence[Item]], list[bytes] | None]) -> None:
+    def __init__(
+        self, upstream: Upstream, total_tokens_max: int, body_after: Callable[[Sequence[Item]], list[bytes] | None]
+    ) -> None:
         self._upstream = upstream
+        self._total_tokens_max = total_tokens_max
         self._left = upstream.continue_reasoning_only
         # It holds the whole context, for which there is no other use.
         self._body_after = body_after if self._left else None
@@ -46,11 +49,11 @@ class Rounds:
         """The limit, if it is one, that ended the rounds."""
         if self._refusal is not None:
             return f" {self._refusal.message}"
-        return f" Its {self._upstream.budget.total_tokens_max} tokens are used up." if self._is_spent(outcome) else ""
+        return f" Its {self._total_tokens_max} tokens are used up." if self._is_spent(outcome) else ""
 
     def _is_spent(self, outcome: Outcome) -> bool:
         """Whether the rounds so far have cost what a response may cost."""
-        limit, costs = self._upstream.budget.total_tokens_max, usage.read(outcome.body)
+        limit, costs = self._total_tokens_max, usage.read(outcome.body)
         return bool(limit) and costs is not None and costs.input_tokens + costs.output_tokens >= limit
 
     def reason_to_fail(self, outcome: Outcome) -> str | None:

@@ -155,7 +155,7 @@ class Turns:
             taken_ids=KnownIds(prepared.history, prepared.input_items),
             response=ResponseObject(request, prepared.response_id, self._clock, prepared.upstream.fit_to_tell),
             upstream_body=prepared.body,
-            rounds=Rounds(prepared.upstream, prepared.body_after),
+            rounds=Rounds(prepared.upstream, prepared.budget.total_tokens_max, prepared.body_after),
             prefix_mark=sent.mark(),
             began_at=self._now(),
         )

@@ -25,6 +25,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     history_items_max: int = 0
     history_bytes_max: int = 0
 
+    def narrowed(self, other: "Budget") -> "Budget":
+        """The tighter limit of both, each for itself; what is asked for by default is as the other says, if it does."""
+        if other is NO_LIMITS:
+            return self
+        mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        tighter = {name: min(filter(None, (mine[name], others[name])), default=0) for name in mine}
+        return Budget(**tighter | {"output_tokens": other.output_tokens or self.output_tokens})
+
+
+NO_LIMITS = Budget()
+
 
 def kept_within(request: Request, context: Context, budget: Budget, history_param: str) -> Request:
     """The request, with the output that it may have at most; raises ApiError 400 where it asks for more."""

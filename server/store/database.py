@@ -41,6 +41,11 @@ _UNPREPARED: Final = {"statement_cache_size": 0, "prepared_statement_cache_size"
 
 _PING: Final = Statement("select 1")
 
+_BYPASSES: Final = Statement("select rolsuper or rolbypassrls as bypasses from pg_roles where rolname = current_user")
+
+UNSAID_TENANT_ID: Final = 1
+"""Whose rows a transaction is held to that sets no tenant (migration 0010)."""
+
 # Any number will do, as long as every release that may meet another one at the same database uses it.
 _MIGRATION_LOCK: Final = 0x7265_6A6F_696E_6465
 
@@ -63,6 +68,9 @@ class SchemaTooNew(UnusableDatabase):
 
 class Database:
     """A pool of connections to one Postgres. Every statement is a transaction of its own.
+
+    A statement with a parameter `tenant_id` runs for that tenant alone: row-level security shows it no other's rows,
+    and lets it write none, unless the role bypasses that (ADR 15). Without one it runs for the first tenant.
 
     The pool is SQLAlchemy's; statements go to the driver itself, since a `Connection` between them costs as much CPU
     time as all else of a turn (ADR 11).
@@ -122,7 +130,7 @@ class Database:
             try:
                 connection = await self._connection()
                 try:
-                    rows = await self._fetch(connection, statement, parameters)
+                    rows = await self._fetch_for_tenant(connection, statement, parameters)
                 except asyncpg.PostgresError:
                     connection.close()
                     raise
@@ -154,6 +162,23 @@ class Database:
         except Exception as error:
             # Whatever it is, nothing was asked yet.
             raise errors.store_unavailable() from (error.__cause__ or error)
+
+    async def _fetch_for_tenant(
+        self, connection: PoolProxiedConnection, statement: Statement, parameters: Mapping[str, object]
+    ) -> Sequence[asyncpg.Record]:
+        tenant_id = parameters.get("tenant_id", UNSAID_TENANT_ID)
+        if tenant_id == UNSAID_TENANT_ID:
+            return await self._fetch(connection, statement, parameters)
+        driver: asyncpg.Connection[asyncpg.Record] = cast(Any, connection.driver_connection)
+        # Both in one round trip. What is set so ends with the transaction, whoever gets the session then.
+        await driver.execute(f"begin; set local rejoinder.tenant_id = '{tenant_id:d}'")
+        try:
+            rows = await self._fetch(connection, statement, parameters)
+        except asyncpg.PostgresError:
+            await driver.execute("rollback")
+            raise
+        await driver.execute("commit")
+        return rows
 
     async def _fetch(
         self, connection: PoolProxiedConnection, statement: Statement, parameters: Mapping[str, object]
@@ -212,6 +237,11 @@ class Database:
         except errors.ApiError:
             return False
         return True
+
+    async def bypasses_row_level_security(self) -> bool:
+        """Whether Postgres holds this role to no tenant; raises `errors.store_unavailable`."""
+        [row] = await self.run(_BYPASSES)
+        return bool(row["bypasses"])
 
     async def close(self) -> None:
         """Close all connections, and take no statement any more. One that still runs keeps its own until it ends."""

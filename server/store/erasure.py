@@ -57,12 +57,19 @@ _REMOVALS: Final = {
     "items": _removed("items", "id"),
     "conversations": _removed("conversations", "id"),
     "idempotency_keys": _removed("idempotency_keys", "tenant_id, key"),
+    "request_counts": _removed("request_counts", "tenant_id, key_prefix"),
 }
 
 _COUNTS: Final = Statement(
     "select "
     + ", ".join(f"(select count(*) from {table} where tenant_id = :tenant_id) as {table}" for table in _REMOVALS)
 )
+
+
+# The rows stay, so that a server whose keys were all of this tenant is not open to all.
+_REVOKE_KEYS: Final = Statement("""
+update api_keys set revoked_at = coalesce(revoked_at, clock_timestamp()) where tenant_id = :tenant_id returning prefix
+""")
 
 
 class Erasure:
@@ -77,7 +84,11 @@ class Erasure:
         return dict(row)
 
     async def erase(self, tenant_id: int) -> None:
-        """Remove all that the tenant had when this began; a turn that ends meanwhile fails, or is removed too."""
+        """Remove all that the tenant had when this began, and revoke its keys.
+
+        A turn that ends meanwhile fails, or is removed too.
+        """
+        await self._database.run(_REVOKE_KEYS, {"tenant_id": tenant_id})
         for statement in _CHANGES:
             await self._change(statement, tenant_id)
         for statement in _REMOVALS.values():

@@ -1,4 +1,4 @@
-"""Tenants, API keys, and the requests that each key has sent in a minute."""
+"""Tenants and their limits, API keys, and the requests that each key has sent in a minute."""
 
 from datetime import datetime
 from typing import Final
@@ -7,28 +7,36 @@ import msgspec
 from msgspec import Struct
 
 from server.protocol import keys
+from server.protocol.budget import Budget
 from server.store.database import Database
 from server.store.statement import Statement
 
 _READ: Final = Statement("""
-select tenant.id, tenant.limits, tenant.cache_salt, key.prefix, key.hash, key.revoked_at is not null as is_revoked
+select tenant.id, tenant.name, tenant.limits, tenant.cache_salt, key.prefix, key.hash,
+    key.revoked_at is not null as is_revoked
 from tenants as tenant left join api_keys as key on key.tenant_id = tenant.id
+order by tenant.id
 """)
 
 _NOTE_USE: Final = Statement("update api_keys set last_used_at = clock_timestamp() where prefix = :prefix")
 
-# Who comes at the same moment finds the tenant that the other has made; what its limits say not stays as it is.
+# Who comes at the same moment finds the tenant that the other has made.
 _CREATE: Final = Statement("""
 with tenant as (
     insert into tenants as known (name, created_at, limits, cache_salt)
-    select cast(:tenant as text), clock_timestamp(), cast(:limits as text), cast(:cache_salt as text)
+    select cast(:tenant as text), clock_timestamp(), '{}', cast(:cache_salt as text)
     where not (:is_first_only and exists (select from api_keys))
-    on conflict (name) do update set limits = cast(known.limits::jsonb || excluded.limits::jsonb as text)
+    on conflict (name) do update set name = known.name
     returning id
 )
 insert into api_keys (prefix, hash, tenant_id, created_at)
 select cast(:prefix as text), cast(:hash as bytea), id, clock_timestamp() from tenant
 returning prefix
+""")
+
+# Those that are not said stay as they are.
+_LIMIT: Final = Statement("""
+update tenants set limits = cast(limits::jsonb || cast(:limits as jsonb) as text) where name = :tenant returning id
 """)
 
 _ROTATE: Final = Statement("""
@@ -66,15 +74,28 @@ STATEMENTS_ASIDE: Final = (_READ, _NOTE_USE, _COUNT)
 """Those that run beside requests, now and then, and are of none of them."""
 
 
-class KeyLimits(Struct, frozen=True, omit_defaults=True):
-    """What holds for each key of a tenant instead of the settings, where it is not None; 0 is no limit."""
+class TenantLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What holds for a tenant, where it is not None; 0 is no limit.
+
+    The first two are of each of its keys, and come before the settings. The others are a `Budget` (protocol.budget),
+    which narrows that of the upstream.
+    """
 
     requests_per_minute: int | None = None
     open_turns_max: int | None = None
+    output_tokens: int | None = None
+    output_tokens_max: int | None = None
+    total_tokens_max: int | None = None
+    history_items_max: int | None = None
+    history_bytes_max: int | None = None
+
+    def budget(self) -> Budget:
+        return Budget(**{name: getattr(self, name) or 0 for name in Budget.__struct_fields__})
 
 
 class Tenant(Struct, frozen=True):
-    limits: KeyLimits
+    name: str
+    limits: TenantLimits
     cache_salt: str
 
 
@@ -107,24 +128,25 @@ class ApiKeys:
 
     async def read(self) -> Tenancy:
         read = Tenancy({}, {})
-        for tenant_id, limits, cache_salt, prefix, key_hash, is_revoked in await self._database.run(_READ):
+        for tenant_id, name, limits, cache_salt, prefix, key_hash, is_revoked in await self._database.run(_READ):
             if tenant_id not in read.tenants:
-                read.tenants[tenant_id] = Tenant(msgspec.json.decode(limits, type=KeyLimits), cache_salt)
+                read.tenants[tenant_id] = Tenant(name, msgspec.json.decode(limits, type=TenantLimits), cache_salt)
             if prefix is not None:
                 read.keys[prefix] = ApiKey(key_hash, tenant_id, is_revoked)
         return read
 
-    async def create(self, key: str, tenant: str, limits: KeyLimits, *, is_first_only: bool = False) -> bool:
-        """Keep a key for the tenant of this name, which is made where it is not there, and gets the limits that are
-        given. False, and nothing is kept, where it was to be the first one and there are others.
+    async def create(self, key: str, tenant: str, *, is_first_only: bool = False) -> bool:
+        """Keep a key for the tenant of this name, which is made where it is not there.
+
+        False, and nothing is kept, where it was to be the first one and there are others.
         """
-        given = {
-            "tenant": tenant,
-            "limits": msgspec.json.encode(limits).decode(),
-            "cache_salt": keys.new_cache_salt(),
-            "is_first_only": is_first_only,
-        }
+        given = {"tenant": tenant, "cache_salt": keys.new_cache_salt(), "is_first_only": is_first_only}
         return bool(await self._database.run(_CREATE, _kept(key) | given))
+
+    async def limit(self, tenant: str, limits: TenantLimits) -> bool:
+        """Set the limits of a tenant that are not None; False where there is no such tenant."""
+        given = {"tenant": tenant, "limits": msgspec.json.encode(limits).decode()}
+        return bool(await self._database.run(_LIMIT, given))
 
     async def rotate(self, old_prefix: str, key: str) -> bool:
         """Keep a key in place of the one with that prefix; False where there is none that is good."""

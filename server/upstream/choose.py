@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from server import errors
 from server.errors import ApiError, UpstreamUnreachable
 from server.protocol import models, raw
-from server.protocol.budget import Budget
+from server.protocol.budget import NO_LIMITS, Budget
 from server.protocol.dialect import DIALECTS, Dialect, Reader
 from server.protocol.profile import Profile
 from server.protocol.request import Request
@@ -26,7 +26,6 @@ from server.upstream.client import Passed, Reply, UpstreamClient
 DEAD_S = 5
 """How long a replica that could not be reached comes last: others need not wait for it as well."""
 
-NO_LIMITS = Budget()
 
 RETRY_S = 0.2
 RETRY_AFTER_MAX_S = 2

@@ -12,7 +12,7 @@ import pytest
 
 from server.protocol import keys
 from server.store.database import Database
-from server.store.keys import ApiKeys, KeyLimits
+from server.store.keys import ApiKeys, TenantLimits
 from tests.application import (
     UPSTREAM_API_KEY,
     Application,
@@ -50,9 +50,10 @@ class Tenants:
         self.ada: dict[str, str] = {}
         self.bob: dict[str, str] = {}
 
-    async def key(self, tenant: str, limits: KeyLimits | None = None) -> dict[str, str]:
+    async def key(self, tenant: str, limits: TenantLimits | None = None) -> dict[str, str]:
         key = keys.new_key()
-        assert await self._api_keys.create(key, tenant, limits or KeyLimits())
+        assert await self._api_keys.create(key, tenant)
+        assert await self._api_keys.limit(tenant, limits or TenantLimits())
         await self.application.read_keys()
         return {"authorization": f"Bearer {key}"}
 
@@ -449,7 +450,7 @@ async def test_other_model_servers_get_no_cache_salt(database_url: str, database
 
 
 async def test_a_request_too_many_is_told_when_to_come_back(tenants: Tenants) -> None:
-    limited = await tenants.key("carol", KeyLimits(requests_per_minute=3))
+    limited = await tenants.key("carol", TenantLimits(requests_per_minute=3))
     http = tenants.application.http
     # A minute may begin in between, in which there are three again.
     statuses = [(await http.get("/v1/responses/resp_1", headers=limited)).status_code for _ in range(7)]
@@ -469,7 +470,7 @@ async def test_a_request_too_many_is_told_when_to_come_back(tenants: Tenants) ->
 
 @both_modes
 async def test_turns_of_a_key_that_are_open_are_bounded(tenants: Tenants, stream: bool) -> None:
-    limited = await tenants.key("carol", KeyLimits(open_turns_max=2))
+    limited = await tenants.key("carol", TenantLimits(open_turns_max=2))
     application = tenants.application
     application.mock.replies = [reply(message("Hi."), stream=stream)]
     asked = {"model": "m", "input": "q", "stream": stream}

@@ -18,7 +18,7 @@ from tests.application import stored_rows
 from tests.integration.test_cli import complaint, rejoinder
 from tests.integration.test_retention import LONG_CHAIN, aged, chain, converse, names
 from tests.integration.test_store import ODD_BODIES, message, turn
-from tests.postgres import PostgresServer, connected
+from tests.postgres import PostgresServer, add_tenants, connected, url_of_superuser
 
 CLEAN = "No fault was found."
 
@@ -89,7 +89,7 @@ async def test_prune_leaves_it_to_a_server_that_sweeps(database_url: str, admin:
         assert said(database_url, "prune", exit_code=1) == ["A server is sweeping at this moment; nothing was done."]
 
 
-@pytest.mark.parametrize("command", [("prune",), ("fsck",), ("tenants", "erase", "1", "--yes")])
+@pytest.mark.parametrize("command", [("prune",), ("fsck",), ("tenants", "erase", "default", "--yes")])
 def test_a_database_without_our_schema_is_refused(empty_database_url: str, command: tuple[str, ...]) -> None:
     line = complaint(rejoinder(*command, "--database-url", empty_database_url))
     assert "rejoinder migrate" in line
@@ -106,6 +106,7 @@ async def test_fsck_finds_nothing_wrong_where_nothing_is(
     await Conversations(database).remove_item(1, "conv", "in_out")
     await chain(responses, "left", parent=await responses.parent(1, "resp_in"))
     await responses.delete(1, "resp_root")
+    await add_tenants(admin, theirs=2)
     await responses.add(turn("theirs", tenant_id=2))
     before = await stored_rows(database_url)
     assert said(database_url, "fsck") == [
@@ -193,9 +194,11 @@ async def test_what_is_wrong_is_found(database: Database, responses: Responses, 
         await admin.execute(f"alter table {table} drop constraint {constraint}")
     await admin.execute(damage)
 
-    faults = await Checks(database).faults()
-    assert {fault.what: [place for _, place in fault.places] for fault in faults} == DAMAGES[damage]
-    assert {tenant_id for fault in faults for tenant_id, _ in fault.places} == {1}
+    await add_tenants(admin, others=2)
+    faults = await Checks(database).faults(1)
+    assert {fault.what: fault.places for fault in faults} == DAMAGES[damage]
+    assert {fault.tenant_id for fault in faults} == {1}
+    assert await Checks(database).faults(2) == []
 
 
 async def test_fsck_names_the_first_of_many(database_url: str, admin: Any) -> None:
@@ -251,7 +254,7 @@ async def test_a_dump_is_restored_whole(
     await chain(responses, "next", parent=await responses.parent(1, "resp_odd"))
     await converse(database, "conv", "in")
     dump = str(tmp_path / "rejoinder.dump")
-    client("pg_dump", "--format=custom", f"--file={dump}", database_url)
+    client("pg_dump", "--format=custom", f"--file={dump}", url_of_superuser(database_url))
     client("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={empty_database_url}", dump)
 
     assert await stored_rows(empty_database_url) == await stored_rows(database_url)
@@ -272,9 +275,17 @@ async def test_a_dump_is_restored_over_an_empty_schema(
 ) -> None:
     await chain(responses, "a", "b")
     dump = str(tmp_path / "rejoinder.dump")
-    client("pg_dump", "--format=custom", f"--file={dump}", database_url)
+    client("pg_dump", "--format=custom", f"--file={dump}", url_of_superuser(database_url))
     async with postgres.new_database(template=migrated_template) as url:
-        client("pg_restore", "--exit-on-error", "--no-owner", "--clean", "--if-exists", f"--dbname={url}", dump)
+        client(
+            "pg_restore",
+            "--exit-on-error",
+            "--no-owner",
+            "--clean",
+            "--if-exists",
+            f"--dbname={url_of_superuser(url)}",
+            dump,
+        )
         assert await stored_rows(url) == await stored_rows(database_url)
 
 
@@ -283,8 +294,11 @@ async def test_a_tenant_is_erased_but_for_what_it_cost(
 ) -> None:
     await chain(responses, "young", parent=await chain(responses, "root"))
     await converse(database, "conv", "in")
+    await add_tenants(admin, theirs=2)
     await responses.add(turn("theirs", tenant_id=2))
     await admin.execute("""
+        insert into api_keys (prefix, hash, tenant_id, created_at) values ('a', '', 1, now()), ('b', '', 2, now());
+        insert into request_counts values (1, 'a', 1, 1), (2, 'b', 1, 1);
         insert into idempotency_keys values (1, 'k', 'h', 'resp_in', now(), now()), (2, 'k', 'h', 'r', now(), now());
         insert into usage (tenant_id, response_public_id, upstream, model, status, input_tokens, cached_tokens,
             output_tokens, reasoning_tokens, created_at, ended_at)
@@ -292,14 +306,17 @@ async def test_a_tenant_is_erased_but_for_what_it_cost(
             (2, 'resp_theirs', 'u', 'm', 'completed', 1, 0, 1, 0, now(), now())
     """)
     before = await stored_rows(database_url)
-    refused = complaint(rejoinder("tenants", "erase", "1", "--database-url", database_url))
+    refused = complaint(rejoinder("tenants", "erase", "default", "--database-url", database_url))
     assert "--yes" in refused
     assert "3 responses" in refused
     assert await stored_rows(database_url) == before
 
-    assert said(database_url, "tenants", "erase", "1", "--yes") == [
-        "Removed of tenant 1: 4 conversation_items, 3 responses, 10 items, 1 conversations, 1 idempotency_keys."
+    assert said(database_url, "tenants", "erase", "default", "--yes") == [
+        "Removed of the tenant default: 4 conversation_items, 3 responses, 10 items, 1 conversations, "
+        "1 idempotency_keys, 1 request_counts. Its API keys are revoked."
     ]
+    good = await admin.fetch("select prefix from api_keys where revoked_at is null")
+    assert [row["prefix"] for row in good] == ["b"]
     after = await stored_rows(database_url)
     assert {(table, row["tenant_id"]) for table, rows in after.items() for row in rows if row["tenant_id"] == 1} == {
         ("usage", 1)
@@ -324,4 +341,5 @@ async def test_a_long_chain_and_a_conversation_in_use_are_erased(database: Datab
         "items": 0,
         "conversations": 0,
         "idempotency_keys": 0,
+        "request_counts": 0,
     }

@@ -20,7 +20,7 @@ from tests.application import stored_rows
 from tests.postgres import PostgresServer, connected, until_true
 
 REPOSITORY = Path(server.__file__).parent.parent
-HEAD = "0009"
+HEAD = "0010"
 
 # What two schemas must share to be one: columns with their types, collations and identities, constraints, indexes.
 CATALOGUE = """
@@ -138,7 +138,7 @@ async def test_every_key_and_index_begins_with_the_tenant(database_url: str) -> 
             where contype = 'f' and conrelid <> 'api_keys'::regclass
         """)
     assert {row["attname"] for row in [*indexes, *foreign_keys]} == {"tenant_id"}
-    assert (len(indexes), len(foreign_keys)) == (20, 6)
+    assert (len(indexes), len(foreign_keys)) == (21, 6)
 
 
 async def test_down_and_up_again_with_a_stored_turn(database_url: str) -> None:
@@ -208,7 +208,12 @@ ADDED_BY = {
     "0005": "update conversation_items set public_id = public_id",
     "0006": "update responses set deleted_at = now()",
     "0007": "update responses set prefix_mark = '\\x01'; update conversations set prefix_mark = '\\x01'",
+    "0008": """
+        insert into api_keys (prefix, hash, tenant_id, created_at) values ('rjk_12345678', '\\x01', 1, now());
+        insert into request_counts values (1, 'rjk_12345678', 2, 3)
+    """,
     "0009": "update responses set deleted_at = null; update conversations set deleted_at = now()",
+    "0010": "update usage set input_tokens = 4",
 }
 
 
@@ -248,6 +253,7 @@ async def test_every_revision_keeps_the_rows_of_the_one_before_up_and_down_and_u
         "conversation_items": 2,
         "usage": 1,
         "idempotency_keys": 1,
+        "request_counts": 1,
     }
 
     for revision in reversed(revisions[:-1]):

@@ -17,7 +17,7 @@ from server.telemetry import Telemetry
 from tests.application import Application, running
 from tests.harness import until
 from tests.integration.test_store import NOON, OTHER_CONNECTIONS, message, turn
-from tests.postgres import connected, recorded_statements, until_true
+from tests.postgres import add_tenants, connected, recorded_statements, until_true
 
 NEVER, MONTH = 0, 30
 
@@ -233,6 +233,7 @@ async def test_old_idempotency_keys_go_and_what_turns_cost_stays(database: Datab
 
 
 async def test_every_tenant_is_swept_and_none_for_another(database: Database, responses: Responses, admin: Any) -> None:
+    await add_tenants(admin, seven=7, large=2**40)
     for tenant_id in (1, 7, 2**40):
         await responses.add(turn("old", tenant_id=tenant_id))
         await responses.add(turn("young", tenant_id=tenant_id))

@@ -13,7 +13,7 @@ from server import errors
 from server.engine.askers import FRESH_S, OLDEST_S, READ_MAX_S, USE_NOTED_S, Asker, Askers, CacheSalts
 from server.errors import ApiError
 from server.protocol import keys
-from server.store.keys import ApiKey, ApiKeys, KeyLimits, Tenancy, Tenant
+from server.store.keys import ApiKey, ApiKeys, Tenancy, Tenant, TenantLimits
 from server.telemetry import Telemetry
 
 ADAS, BOBS = keys.new_key(), keys.new_key()
@@ -27,7 +27,7 @@ class Stored:
     """What the database says, and how often it was asked. `fault` is raised in place of it, `may_answer` held back."""
 
     def __init__(self) -> None:
-        self.tenants = {1: Tenant(KeyLimits(), "salt-1")}
+        self.tenants = {1: Tenant("default", TenantLimits(), "salt-1")}
         self.keys: dict[str, ApiKey] = {}
         self.fault: ApiError | None = None
         self.may_answer = asyncio.Event()
@@ -36,7 +36,7 @@ class Stored:
         self.uses: list[str] = []
 
     def add(self, key: str, tenant_id: int = 1, **limits: int) -> None:
-        self.tenants.setdefault(tenant_id, Tenant(KeyLimits(**limits), f"salt-{tenant_id}"))
+        self.tenants.setdefault(tenant_id, Tenant(f"t{tenant_id}", TenantLimits(**limits), f"salt-{tenant_id}"))
         self.keys[keys.prefix_of(key)] = key_of(key, tenant_id)
 
     def revoke(self, key: str) -> None:
@@ -64,14 +64,14 @@ def askers_of(
     *,
     may_be_open: bool = True,
     cache_salts: CacheSalts = "auto",
-    limits: KeyLimits | None = None,
+    limits: TenantLimits | None = None,
 ) -> Askers:
     return Askers(
         cast(ApiKeys, stored),
         Telemetry("debug", io.StringIO()),
         may_be_open=may_be_open,
         cache_salts=cache_salts,
-        limits=limits or KeyLimits(0, 0),
+        limits=limits or TenantLimits(),
         now_s=lambda: clock.now_s,
     )
 
@@ -238,7 +238,9 @@ async def test_a_tenants_own_limits_come_before_the_general_ones(
 ) -> None:
     stored = Stored()
     stored.add(ADAS, 7, **own)
-    asker = await askers_of(stored, Clock(), limits=KeyLimits(60, 4)).of(f"Bearer {ADAS}")
+    asker = await askers_of(stored, Clock(), limits=TenantLimits(requests_per_minute=60, open_turns_max=4)).of(
+        f"Bearer {ADAS}"
+    )
     assert (asker.requests_per_minute, asker.open_turns_max) == expected
 
 

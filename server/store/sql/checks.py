@@ -1,7 +1,7 @@
 """What must hold between the rows, each as the statement that finds where it does not, worst first.
 
-A statement reads every row of its tables once, and changes none. It gives the tenant and the place of what it finds; no
-text of a client or a model.
+A statement reads every row that a tenant has in its tables once, and changes none. It gives the place of what it finds;
+no text of a client or a model.
 """
 
 from typing import Final
@@ -100,7 +100,8 @@ _FAULTS: Final = {
 def _found(rows: str) -> Statement:
     """How many there are, on each of the first of them."""
     return Statement(
-        f"select count(*) over () as count, tenant_id, place from ({rows}) as found order by 2, 3 limit {PLACES_MAX}"
+        f"select count(*) over () as count, place from ({rows}) as found where tenant_id = :tenant_id "
+        f"order by 2 limit {PLACES_MAX}"
     )
 
 
@@ -112,16 +113,17 @@ EXPIRED_LEASES: Final = _found(
 )
 
 _COUNTED: Final = {
-    "responses": "from responses where deleted_at is null",
-    "deleted responses": "from responses where deleted_at is not null",
-    "items": "from items",
-    "conversations": "from conversations where deleted_at is null",
-    "deleted conversations": "from conversations where deleted_at is not null",
-    "links": "from conversation_items",
-    "idempotency keys": "from idempotency_keys",
-    "usage rows": "from usage",
+    "responses": "responses where deleted_at is null and",
+    "deleted responses": "responses where deleted_at is not null and",
+    "items": "items where",
+    "conversations": "conversations where deleted_at is null and",
+    "deleted conversations": "conversations where deleted_at is not null and",
+    "links": "conversation_items where",
+    "idempotency keys": "idempotency_keys where",
+    "usage rows": "usage where",
 }
 
 COUNTS: Final = Statement(
-    "select " + ", ".join(f'(select count(*) {rows}) as "{name}"' for name, rows in _COUNTED.items())
+    "select "
+    + ", ".join(f'(select count(*) from {rows} tenant_id = :tenant_id) as "{name}"' for name, rows in _COUNTED.items())
 )
