@@ -308,6 +308,7 @@ async def test_a_migration_waits_for_the_one_that_is_running(empty_database_url:
         # What this one leaves behind is what the other finds: it has nothing left to do.
         await connection.execute("create table alembic_version (version_num text primary key)")
         await connection.execute("insert into alembic_version values ($1)", HEAD)
+        await connection.execute("grant all on alembic_version to public")
         await transaction.commit()
         await waiting
 
