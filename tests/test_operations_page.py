@@ -1,4 +1,4 @@
-"""The page for operators names every setting with the default that it has."""
+"""The page for operators names every setting with its default, and every metric with what to do about it."""
 
 import re
 from pathlib import Path
@@ -52,3 +52,10 @@ def test_every_metric_has_its_row_and_every_row_its_metric() -> None:
     table = PAGE[PAGE.index("| metric |") :]
     told = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(told) == sorted(name for name in families if not name.startswith("process_"))
+
+
+def test_every_metric_has_its_advice() -> None:
+    table = PAGE[PAGE.index("| metric |") :]
+    advice = dict(re.findall(r"^\| `(rejoinder_\w+)` \| [^|]+ \|([^|\n]*)\|$", table, re.MULTILINE))
+    assert list(advice) == re.findall(r"^\| `(rejoinder_\w+)` \|", table, re.MULTILINE)
+    assert [name for name, text in advice.items() if not text.strip()] == []
