@@ -28,6 +28,16 @@ def keys(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(line, capture_output=True, text=True, timeout=processes.START_MAX_S, check=False)
 
 
+def tenants(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    line = [processes.OURS / "rejoinder", "tenants", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=processes.START_MAX_S, check=False)
+
+
+def limited(place: list[str | Path], tenant: str, *limits: str) -> None:
+    done = tenants("limit", tenant, *place, *limits)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def created(place: list[str | Path], *options: str) -> str:
     """A new key, which is all that the command writes to its standard output."""
     made = keys("create", *place, *options)
@@ -101,7 +111,9 @@ def test_keys_of_an_embedded_database_come_and_go_beside_running_servers(folder:
 
 def test_keys_of_a_database_of_ones_own(folder: Path, database_url: str) -> None:
     place: list[str | Path] = ["--database-url", database_url]
-    key = created(place, "--tenant", "ada", "--requests-per-minute", "2")
+    key = created(place, "--tenant", "ada")
+    limited(place, "ada", "--requests-per-minute", "2")
+    assert tenants("list", *place).stdout.splitlines() == ["default  -", "ada  requests_per_minute 2"]
     with (
         processes.mock(folder) as upstream,
         processes.server(folder, f"{upstream}/v1", "--database-url", database_url) as url,
@@ -109,11 +121,10 @@ def test_keys_of_a_database_of_ones_own(folder: Path, database_url: str) -> None
         assert status(url) == 401
         statuses = [status(url, key) for _ in range(6)]
         assert 429 in statuses
-        # The tenant's limits are changed with any of its keys.
-        other = created(place, "--tenant", "ada", "--requests-per-minute", "0")
-        until_status(404, url, other)
+        limited(place, "ada", "--requests-per-minute", "0", "--open-turns-max", "3")
         until_status(404, url, key)
         assert {status(url, key) for _ in range(6)} == {404}
+    assert tenants("list", *place).stdout.splitlines()[1] == "ada  requests_per_minute 0, open_turns_max 3"
     assert not (folder / "data").exists()
 
 
@@ -142,13 +153,25 @@ def test_what_can_not_be_done_is_told(database_url: str, arguments: list[str], c
     assert len(finished.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["create"], ["create", "--tenant", "a", "--open-turns-max", "-1"], ["revoke"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["create"], ["create", "--tenant"], ["revoke"]])
 def test_wrong_usage_of_keys_is_exit_code_2(arguments: list[str]) -> None:
     finished = keys(*arguments)
     assert (finished.returncode, finished.stdout) == (2, "")
     assert finished.stderr.startswith("usage: rejoinder keys")
+
+
+@pytest.mark.parametrize("action", [["limit"], ["erase", "--yes"]])
+def test_a_tenant_that_is_not_there_is_told(database_url: str, action: list[str]) -> None:
+    finished = tenants(*action, "nobody", "--database-url", database_url)
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert "there is no tenant of this name" in finished.stderr
+
+
+@pytest.mark.parametrize("limit", ["-1", "many", "1.5", "9" * 19])
+def test_a_limit_is_a_whole_number(limit: str) -> None:
+    finished = tenants("limit", "ada", f"--open-turns-max={limit}")
+    assert finished.returncode == 2
+    assert "whole number" in finished.stderr
 
 
 def test_an_address_that_others_reach_needs_a_key(folder: Path, database_url: str) -> None:

@@ -485,3 +485,49 @@ async def test_turns_of_a_key_that_are_open_are_bounded(tenants: Tenants, stream
     answers = await asyncio.gather(*open_turns, other)
     assert [answer.status_code for answer in answers] == [200] * 3
     assert (await application.post(asked, **limited)).status_code == 200
+
+
+async def test_a_tenants_budget_narrows_that_of_its_upstream(database_url: str, database: Database) -> None:
+    settings = {"output_tokens_max": 100, "history_items_max": 50}
+    async with running(database_url, [reply(message("Hi."), stream=False)], **settings) as application:
+        tenants = Tenants(application, ApiKeys(database))
+        free = await tenants.key("free")
+        narrow = await tenants.key("narrow", TenantLimits(output_tokens_max=20, history_items_max=3))
+        wide = await tenants.key("wide", TenantLimits(output_tokens=30, output_tokens_max=500))
+        asked = {"model": "m", "input": "q"}
+        for headers, tokens, is_taken in (
+            (free, 100, True),
+            (free, 101, False),
+            (narrow, 20, True),
+            (narrow, 21, False),
+            (wide, 100, True),
+            (wide, 101, False),
+        ):
+            answer = await application.post({**asked, "max_output_tokens": tokens}, **headers)
+            assert answer.status_code == (200 if is_taken else 400), (tokens, answer.text)
+            if not is_taken:
+                assert error_of(answer)["param"] == "max_output_tokens"
+        for headers, tokens in ((free, 100), (narrow, 20), (wide, 30)):
+            await tenants.turn(headers, input="q")
+            assert application.sent()["max_output_tokens"] == tokens
+        first = await tenants.turn(narrow, input="q")
+        second = await application.post({**asked, "previous_response_id": first["id"]}, **narrow)
+        third = await application.post({**asked, "previous_response_id": second.json()["id"]}, **narrow)
+        assert [second.status_code, third.status_code] == [200, 400]
+        assert error_of(third)["code"] == "context_length_exceeded"
+        assert "3 items" in error_of(third)["message"]
+
+
+async def test_the_rounds_of_a_tenants_turn_cost_at_most_what_it_may(database_url: str, database: Database) -> None:
+    usage = {"input_tokens": 30, "output_tokens": 20, "total_tokens": 50}
+    upstreams = UPSTREAMS.replace('models = ["keeps"]', 'models = ["keeps"]\ncontinue_reasoning_only = 5')
+    replies = [reply(reasoning("Hm."), stream=False, usage=usage)]
+    async with running(database_url, replies, upstreams=upstreams) as application:
+        tenants = Tenants(application, ApiKeys(database))
+        narrow = await tenants.key("narrow", TenantLimits(total_tokens_max=50))
+        answer = await application.post({"model": "keeps", "input": "q"}, **narrow)
+        assert (answer.status_code, len(application.mock.posts)) == (502, 1)
+        assert "Its 50 tokens are used up" in error_of(answer)["message"]
+        free = await tenants.key("free")
+        await application.post({"model": "keeps", "input": "q"}, **free)
+        assert len(application.mock.posts) == 1 + 6

@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import ApiError
-from server.protocol.budget import Budget, kept_within
+from server.protocol.budget import NO_LIMITS, Budget, kept_within
 from server.protocol.context import whole
 from server.protocol.history import Past
 from server.protocol.items import Item, parse_input
@@ -39,6 +39,23 @@ def test_more_than_a_request_may_ask_for_is_refused(tokens: str) -> None:
         asked(f',"max_output_tokens":{tokens}', Budget(output_tokens_max=30))
     assert (refused.value.status, refused.value.param) == (400, "max_output_tokens")
     assert "30" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (Budget(), NO_LIMITS, Budget()),
+        (Budget(output_tokens=5, history_items_max=3), NO_LIMITS, Budget(output_tokens=5, history_items_max=3)),
+        (Budget(), Budget(total_tokens_max=7), Budget(total_tokens_max=7)),
+        (Budget(history_bytes_max=9), Budget(history_bytes_max=7), Budget(history_bytes_max=7)),
+        (Budget(history_bytes_max=7), Budget(history_bytes_max=9), Budget(history_bytes_max=7)),
+        # What is asked for by default is no limit: the other's counts.
+        (Budget(output_tokens=5), Budget(output_tokens=9), Budget(output_tokens=9)),
+        (Budget(output_tokens=5), Budget(history_items_max=1), Budget(output_tokens=5, history_items_max=1)),
+    ],
+)
+def test_of_two_budgets_the_tighter_limits_count(one: Budget, other: Budget, expected: Budget) -> None:
+    assert one.narrowed(other) == expected
 
 
 HISTORY = [[Item(body=b"{}" * 10, public_id=f"i{number}", type="x") for number in range(3)]]
