@@ -18,7 +18,7 @@ SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
 NODE_PACKAGES := tests/node/node_modules
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-unit test-system-postgres test-node lint fix cover bench e2e-vllm image clean
+.PHONY: help setup run demo test test-unit test-system-postgres test-pgbouncer test-node lint fix cover bench e2e-vllm image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-22s%s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ test-unit: .venv/.synced ## The tests that need no socket and no Postgres
 
 test-system-postgres: .venv/.synced ## The suite on the machine's own PostgreSQL (Debian 12: 15) in place of the embedded one
 	tests/with_system_postgres.sh $(SUITE) --ignore=tests/unit
+
+test-pgbouncer: .venv/.synced ## The integration tests with each server behind a PgBouncer in transaction mode
+	tests/with_system_postgres.sh tests/with_pgbouncer.sh $(BIN)/pytest tests/integration
 
 test-node: .venv/.synced $(NODE_PACKAGES)/.package-lock.json ## JavaScript clients before a real server (needs node and npm)
 	node --test --test-reporter=spec tests/node/*.test.js

@@ -27,7 +27,7 @@ from server.store.database import Database
 from server.telemetry import Telemetry
 from server.tracing import NO_SPANS, Spans
 from tests.harness import serving
-from tests.postgres import PostgresServer, connected, database_name
+from tests.postgres import PostgresServer, as_servers_reach_it, connected, database_name
 
 TIMEOUT_S = 30
 both_modes = pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
@@ -162,8 +162,8 @@ async def running(
         given: dict[str, Any] = {
             "upstream": f"{upstream_url}/v1",
             "upstream_api_key": UPSTREAM_API_KEY,
-            "database_url": database_url,
             "no_migrate": True,
+            **as_servers_reach_it(database_url),
             # Statements are counted, and a sweep's are none of a turn's.
             "sweep_interval_s": 0,
         }

@@ -6,7 +6,7 @@ import pytest
 
 from server.store.database import Database, migrate
 from tests import postgres as source
-from tests.postgres import PostgresServer
+from tests.postgres import PostgresServer, as_servers_reach_it
 
 
 def pytest_report_header() -> str:
@@ -42,6 +42,7 @@ async def database_url(postgres: PostgresServer, migrated_template: str) -> Asyn
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database.open(database_url)
+    place = as_servers_reach_it(database_url)
+    opened = Database.open(place.pop("database_url"), **place)
     yield opened
     await opened.close()

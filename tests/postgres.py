@@ -63,6 +63,15 @@ class PostgresServer:
             await connection.execute(statement)
 
 
+def as_servers_reach_it(url: str) -> dict[str, Any]:
+    """The settings by which a server reaches a database: as tests do, or behind the PgBouncer of TEST_PGBOUNCER."""
+    place = os.environ.get("TEST_PGBOUNCER")
+    if place is None:
+        return {"database_url": url}
+    credentials = urlsplit(url).netloc.rpartition("@")[0]
+    return {"database_url": f"postgresql://{credentials}@{place}/{database_name(url)}", "pgbouncer": True}
+
+
 def with_database(url: str, name: str) -> str:
     parts = urlsplit(url)
     return f"postgresql://{parts.netloc}/{name}" + (f"?{parts.query}" if parts.query else "")
