@@ -172,6 +172,9 @@ async def running(
             given |= {"config": file, "upstream": None, "upstream_api_key": None}
         app = create(load(given | settings, {}), Telemetry("debug", log, spans=spans))
         url = await opened.enter_async_context(serving(app))
+        # Without a key it has warned that it is open to all.
+        log.seek(0)
+        log.truncate()
         # Nothing here is encrypted, and to read the system's certificates takes longer than a turn.
         http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False)
         await opened.enter_async_context(http)

@@ -8,7 +8,7 @@ whole document for one lone surrogate, so such a text is cut by the standard lib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -116,10 +116,9 @@ class Object:
         """Those of its elements that are objects."""
         return [Object(element) for element in self.elements(name) if element.startswith(b"{")]
 
-    def members(self) -> Iterator[tuple[str, bytes]]:
+    def members(self) -> list[tuple[str, bytes]]:
         """Every member's name and text, nulls too, in the order they came."""
-        for name, value in self._values.items():
-            yield name, bytes(value)
+        return [(name, bytes(value)) for name, value in self._values.items()]
 
     def spliced(self, changes: Mapping[str, bytes]) -> bytes:
         """The text with these members' values replaced where they stand, or added at the end; all else as it came."""

@@ -210,7 +210,7 @@ def check_metadata(param: str, value: bytes) -> None:
     as they came, and what stood there under a repeated key would be held to no limit.
     """
     metadata = _object(param, value)
-    pairs = list(metadata.members())
+    pairs = metadata.members()
     if len(pairs) > METADATA_PAIRS_MAX:
         raise errors.too_many_properties(param, METADATA_PAIRS_MAX, len(pairs))
     for name, pair in pairs:

@@ -155,7 +155,7 @@ from named cross join cursor left join lateral (
     select item_id, position
     from conversation_items
     where tenant_id = :tenant_id and conversation_id = named.id and removed_version is null
-        and position {behind} coalesce(cursor.place, {before_all})
+        and position {behind} case when cursor.place is null then {before_all} else cursor.place end
     order by position {order}
     limit :limit
 ) as link on true left join lateral {LINKED_ITEM} as item on true

@@ -158,7 +158,8 @@ where tenant_id = :tenant_id and public_id = :public_id and deleted_at is null
 returning id
 """)
 
-# Above every version: what bounds a search in an index must be one value.
+# Above every version: what bounds a search in an index must be one value. It is told by `case`, since Postgres does not
+# know that `coalesce` leaks nothing (ADR 15).
 _NO_VERSION = 2**63 - 1
 
 # What a reference means: the newest item of that id which a client can still reach, by its response, in a list, or in
@@ -181,7 +182,8 @@ from unnest(cast(:public_ids as text[])) as named (public_id) cross join lateral
                 from responses
                 where tenant_id = :tenant_id and conversation_id = link.conversation_id
                     and conversation_version >= link.added_version
-                    and conversation_version < coalesce(link.removed_version, {_NO_VERSION})
+                    and conversation_version
+                        < case when link.removed_version is null then {_NO_VERSION} else link.removed_version end
                     and deleted_at is null
                 limit 1
             )
