@@ -1,14 +1,20 @@
 """Reported failures of running such a server, each as the behaviour that it asks for."""
 
+import asyncio
+import contextlib
 import json
 import time
 from itertools import pairwise
 
+import httpx
 import pytest
 
-from server.mock import Reply
+from server.mock import Mock, Reply
+from tests.application import running, stored_rows
+from tests.bench.consumption import memory_bytes
 from tests.case_player import playing
-from tests.harness import case_replies, cases
+from tests.e2e import processes
+from tests.harness import case_replies, cases, serving
 from tests.postgres import connected
 
 MARKS = ("PROMPT-MARK", "REASON-MARK", "OUT-MARK", "sk-mark", "KEY-MARK")
@@ -63,3 +69,57 @@ async def test_a_silent_upstreams_stream_is_begun_and_kept_alive(database_url: s
     assert max(later - earlier for earlier, later in pairwise(times_s)) < 0.5
     assert len(case.answer(1).events) == 9
     assert case.answer(1).body.count(b"\n\n: ") >= 3
+
+
+async def test_a_turn_whose_process_was_killed_is_in_nobodys_way(database_url: str) -> None:
+    """B142: nothing of a turn is stored before its end, so that there is no row that would have to be mended"""
+    [stream] = case_replies(cases()["B142"])
+    first, *_, other = cases()["B142"]["client_steps"]
+    async with contextlib.AsyncExitStack() as opened:
+        folder = opened.enter_context(processes.data_folder())
+        upstream = await opened.enter_async_context(serving(Mock([stream])))
+        line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
+        line += ["--database-url", database_url]
+        process = opened.enter_context(processes.running(line, folder, "killed"))
+        log = folder / "killed.log"
+        url = (await asyncio.to_thread(processes.awaited, process, lambda: processes.serving(log), log))["url"]
+        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        async with http.stream("POST", "/v1/responses", json=first["json"]) as answer:
+            lines = answer.aiter_lines()
+            in_progress = await anext(told async for told in lines if '"response.in_progress"' in told)
+            process.kill()
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(told async for told in lines if "output_text.done" in told)
+        response_id = json.loads(in_progress.removeprefix("data: "))["response"]["id"]
+        async with running(database_url) as restarted:
+            assert (await restarted.http.get(f"/v1/responses/{response_id}")).status_code == 404
+            body = {**other["json"], "previous_response_id": response_id}
+            continued = await restarted.post(body)
+            assert (continued.status_code, continued.json()["error"]["code"]) == (400, "previous_response_not_found")
+    assert await stored_rows(database_url) == {}
+
+
+async def test_memory_does_not_grow_with_what_is_stored(database_url: str) -> None:
+    """B143"""
+    [reply] = case_replies(cases()["B143"])
+    [step] = cases()["B143"]["client_steps"]
+    async with contextlib.AsyncExitStack() as opened:
+        folder = opened.enter_context(processes.data_folder())
+        upstream = await opened.enter_async_context(serving(Mock([reply])))
+        line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
+        line += ["--database-url", database_url]
+        process = opened.enter_context(processes.running(line, folder, "weighed"))
+        log = folder / "weighed.log"
+        url = (await asyncio.to_thread(processes.awaited, process, lambda: processes.serving(log), log))["url"]
+        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+
+        async def ask(times: int) -> int:
+            """Ask so often, four at a time; the bytes of memory that the server then takes."""
+            for _ in range(times // 4):
+                answers = await asyncio.gather(*(http.post(step["path"], json=step["json"]) for _ in range(4)))
+                assert [answer.status_code for answer in answers] == [200] * 4
+            return memory_bytes(process.pid)
+
+        early = await ask(500)
+        late = await ask(step["repeat"] - 500)
+    assert late - early < 30_000_000

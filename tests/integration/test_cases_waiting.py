@@ -8,8 +8,6 @@ from tests.harness import cases
 
 WAITING = {
     "background turns": "B043 B114",
-    "tenants": "B090 B093",
-    "a process that can be killed, or weighed": "B142 B143",
 }
 
 
