@@ -128,6 +128,27 @@ def test_keys_of_a_database_of_ones_own(folder: Path, database_url: str) -> None
     assert not (folder / "data").exists()
 
 
+def test_servers_count_the_requests_of_a_minute_together(folder: Path, database_url: str) -> None:
+    """Each tells the others within a second or so: what is let through too much are the requests of that time."""
+    place: list[str | Path] = ["--database-url", database_url]
+    key = created(place, "--tenant", "ada")
+    limited(place, "ada", "--requests-per-minute", "40")
+    with (
+        processes.server(folder, "http://127.0.0.1:9/v1", *map(str, place), name="one") as one,
+        processes.server(folder, "http://127.0.0.1:9/v1", *map(str, place), name="two") as two,
+    ):
+        # All of it has to be in one minute.
+        if time.time() % 60 > 40:
+            time.sleep(61 - time.time() % 60)
+        let_through = 0
+        for _ in range(120):
+            let_through += sum(status(url, key) == 404 for url in (one, two))
+            time.sleep(0.05)
+        assert {status(url, key) for url in (one, two)} == {429}
+    # Forty, and at the very most what both let through in two seconds: twenty a second each.
+    assert 40 <= let_through <= 40 + 2 * 2 * 20
+
+
 def test_the_first_key_can_be_asked_for_every_time(database_url: str) -> None:
     place: list[str | Path] = ["--database-url", database_url, "--if-first"]
     created(place, "--tenant", "default")
