@@ -174,7 +174,7 @@ async def test_one_worker_is_the_process_itself(tmp_path: Path, upstream: Echo, 
         await turn(server, "q")
         assert children(server.process.pid) == []
     assert [line["event"] for line in logged(tmp_path)] == [
-        "serving", "request", "prefixes_counted", "stopped",
+        "open_to_all", "serving", "request", "prefixes_counted", "stopped",
     ]  # fmt: skip
     assert all("pid" not in line for line in logged(tmp_path))
 
