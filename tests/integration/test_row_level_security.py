@@ -365,3 +365,36 @@ async def test_the_first_tenant_needs_no_transaction_of_more_than_one_statement(
     assert executed == []
     await known(Responses(two_tenants), "resp_same", tenant_id=2)
     assert executed == ["begin; set local rejoinder.tenant_id = '2'", "commit"]
+
+
+async def test_a_second_tenant_comes_while_the_first_ones_turns_run(run_role: str, held: Database) -> None:
+    """A server hears of it within seconds; until then, and from then on, no turn of the first fails."""
+    first, second = keys.new_key(), keys.new_key()
+    assert await ApiKeys(held).create(first, "default")
+    async with running(run_role, [reply(message("Hi."), stream=False)]) as application:
+        made: list[str] = []
+
+        async def go_on(turns: int) -> None:
+            for _ in range(turns):
+                previous = {"previous_response_id": made[-1]} if made else {}
+                answer = await application.post(
+                    {"model": "m", "input": "q", **previous}, authorization=f"Bearer {first}"
+                )
+                assert answer.status_code == 200, answer.text
+                made.append(answer.json()["id"])
+
+        await go_on(5)
+        assert await ApiKeys(held).create(second, "ada")
+        statuses = set()
+        while 200 not in statuses:
+            await go_on(5)
+            asked = {"model": "m", "input": "q"}
+            statuses.add((await application.post(asked, authorization=f"Bearer {second}")).status_code)
+        assert statuses <= {401, 200}
+        # Nothing of the other's is before it.
+        assert len(application.sent()["input"]) == 1
+        await go_on(5)
+        theirs = await application.post(
+            {"model": "m", "input": "q", "previous_response_id": made[-1]}, authorization=f"Bearer {second}"
+        )
+        assert theirs.status_code == 400
