@@ -63,6 +63,12 @@ class PostgresServer:
             await connection.execute(statement)
 
 
+without_pgbouncer = pytest.mark.skipif(
+    "TEST_PGBOUNCER" in os.environ,
+    reason="it is about the connection itself, or about what one plan reads",
+)
+
+
 def as_servers_reach_it(url: str) -> dict[str, Any]:
     """The settings by which a server reaches a database: as tests do, or behind the PgBouncer of TEST_PGBOUNCER."""
     place = os.environ.get("TEST_PGBOUNCER")

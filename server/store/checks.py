@@ -29,6 +29,8 @@ class Checks:
         self._database = database
 
     async def tenants(self) -> list[int]:
+        """Those to be checked; the statistics by which the checks are planned are brought up to date first."""
+        await self._database.run(sql.ANALYZE)
         return [row["id"] for row in await self._database.run(TENANTS)]
 
     async def faults(self, tenant_id: int) -> list[Finding]:

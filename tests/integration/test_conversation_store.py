@@ -18,7 +18,7 @@ from server.store.responses import NewResponse, Parent, Responses
 from server.store.rows import item_columns
 from server.store.sql import conversations as sql
 from server.store.sql import responses as response_sql
-from tests.postgres import connected, recorded_statements, rows_visited, until_true
+from tests.postgres import connected, recorded_statements, rows_visited, until_true, without_pgbouncer
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 Result = TypeVar("Result")
@@ -885,6 +885,7 @@ async def test_a_reference_to_an_id_that_is_used_again_and_again_reads_one_item(
     assert rows["items"] == 1
 
 
+@without_pgbouncer
 async def test_a_reference_to_a_removed_item_reads_one_response_that_saw_it(store: Store) -> None:
     await store.converse("a", "unseen")
     await store.conversations.remove_item(1, "conv", "unseen")

@@ -12,7 +12,7 @@ from server.protocol.items import Item
 from server.store.responses import NewResponse, Parent, Responses
 from tests.application import Application, both_modes, events_of, message, reply, running, stored_rows
 from tests.harness import until
-from tests.postgres import connected, database_name, recorded_statements, until_true, with_database
+from tests.postgres import connected, database_name, recorded_statements, until_true, with_database, without_pgbouncer
 
 SILENCE_S = 0.3
 
@@ -254,6 +254,7 @@ async def _down(database_url: str) -> AsyncIterator[None]:
             await connection.execute(f"alter database {name} allow_connections true")
 
 
+@without_pgbouncer
 @both_modes
 async def test_without_its_database_a_continuation_never_reaches_the_upstream(database_url: str, stream: bool) -> None:
     async with running(database_url, [reply(message("Hi."), stream=stream)]) as application:
@@ -273,6 +274,7 @@ async def test_without_its_database_a_continuation_never_reaches_the_upstream(da
         assert (await application.post(again)).status_code == 200
 
 
+@without_pgbouncer
 async def test_readiness_is_that_of_the_database_and_tells_of_the_upstream(database_url: str) -> None:
     async with running(database_url) as application:
         ready = await application.http.get("/readyz")

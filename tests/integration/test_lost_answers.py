@@ -13,7 +13,9 @@ import pytest
 
 from tests.application import both_modes, events_of, message, reply, running, stored_rows
 from tests.harness import until
-from tests.postgres import connected
+from tests.postgres import connected, without_pgbouncer
+
+pytestmark = without_pgbouncer
 
 
 class Gate:

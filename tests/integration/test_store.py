@@ -19,7 +19,15 @@ from server.store.responses import History, NewResponse, Parent, Responses
 from server.store.sql import responses as sql
 from server.store.statement import Statement
 from tests.harness import until
-from tests.postgres import connected, database_name, recorded_statements, rows_visited, until_true, with_database
+from tests.postgres import (
+    connected,
+    database_name,
+    recorded_statements,
+    rows_visited,
+    until_true,
+    with_database,
+    without_pgbouncer,
+)
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 ONE_MINUTE_PAST = datetime(2026, 11, 30, 12, 1, tzinfo=UTC)
@@ -607,6 +615,7 @@ async def test_a_database_that_does_not_exist_is_a_503(database_url: str) -> Non
         await database.close()
 
 
+@without_pgbouncer
 async def test_connections_that_ended_while_idle_are_replaced_unnoticed(
     database: Database, responses: Responses, admin: Any
 ) -> None:
