@@ -14,7 +14,8 @@ UV_VERSION = $(shell sed -n '/^name = "uv"$$/{n;s/version = "\(.*\)"/\1/p;}' uv.
 FREE_PORT = $(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 SERVE = $(BIN)/rejoinder serve --port $(PORT) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 COVERAGE = $(BIN)/coverage
-SUITE = $(BIN)/pytest --ignore=tests/e2e/vllm
+# Most of the time a test waits for a server or a clock, so that two processes take half as long. Each has its Postgres.
+SUITE = $(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/e2e/vllm
 NODE_PACKAGES := tests/node/node_modules
 
 .DEFAULT_GOAL := help

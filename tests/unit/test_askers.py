@@ -16,7 +16,7 @@ from server.protocol import keys
 from server.store.keys import ApiKey, ApiKeys, Tenancy, Tenant, TenantLimits
 from server.telemetry import Telemetry
 
-ADAS, BOBS = keys.new_key(), keys.new_key()
+ADAS, BOBS = "rjk_AdaAdaAd" + "a" * 35, "rjk_BobBobBo" + "b" * 35
 
 
 def key_of(key: str, tenant_id: int, *, is_revoked: bool = False) -> ApiKey:
