@@ -1,8 +1,9 @@
-"""Any sequence of turns, edits, forks and deletions, against a model that keeps a plain list for everything.
+"""Any sequence of turns, edits, forks, deletions and sweeps, against a model that keeps a plain list for everything.
 
 What the upstream receives, what every response was made from and what every conversation lists must be the model's.
 """
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,11 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.engine.sweep import Sweep
 from server.mock import Reply
+from server.store.checks import Checks
+from server.store.database import Database
+from server.store.retention import Retention
 from tests.application import Application, message, reply
 
 COUNTS = ("completed", "incomplete")
@@ -107,6 +112,10 @@ class Player:
             del self.conversations[conversation_id]
             self.gone.append(f"/v1/conversations/{conversation_id}")
 
+    async def sweep(self, _: int, __: int) -> None:
+        await _swept(self.application.database)
+        assert await Checks(self.application.database).faults(1) == []
+
     # --- how it is done
 
     async def _turn(self, before: list[Said], how: int, **members: Any) -> Made | None:
@@ -177,6 +186,11 @@ class Player:
         assert self._sent() == [*(said.text for said in history), "probe"]
 
 
+async def _swept(database: Database) -> None:
+    """What was deleted goes at once, as far as nobody needs it."""
+    await Sweep(Retention(database, retention_days=0, response_grace_s=0, conversation_grace_s=0)).run()
+
+
 def _chosen(values: Sequence[Any], number: int) -> Any:
     return values[number % len(values)]
 
@@ -194,16 +208,43 @@ def _reply(text: str, end: str, *, stream: bool) -> Reply:
 
 OPERATIONS = [
     "turn_in_conversation", "turn_in_conversation", "turn_in_conversation", "turn_in_chain", "turn_in_chain",
-    "first_turn", "add_items", "remove_item", "remove_item", "delete_response", "change_conversation",
+    "first_turn", "add_items", "remove_item", "remove_item", "delete_response", "change_conversation", "sweep",
 ]  # fmt: skip
 NUMBERS = st.integers(0, 60)
 
 
-@settings(
+ANY_SEQUENCE = st.lists(st.tuples(st.sampled_from(OPERATIONS), NUMBERS, NUMBERS), min_size=5, max_size=15)
+PLAYED = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-@given(operations=st.lists(st.tuples(st.sampled_from(OPERATIONS), NUMBERS, NUMBERS), min_size=5, max_size=15))
+
+
+@PLAYED
+@given(operations=ANY_SEQUENCE)
 async def test_every_history_is_that_of_plain_lists(
     application: Application, operations: list[tuple[str, int, int]]
 ) -> None:
     await Player(application).play(operations)
+
+
+@PLAYED
+@given(operations=ANY_SEQUENCE)
+async def test_every_history_is_the_same_while_another_server_sweeps(
+    application: Application, emptied_database_url: str, operations: list[tuple[str, int, int]]
+) -> None:
+    others = Database.open(emptied_database_url, pool_size=1)
+
+    async def go_on_sweeping() -> None:
+        while True:
+            await _swept(others)
+            await asyncio.sleep(0.001)
+
+    sweeping = asyncio.create_task(go_on_sweeping())
+    try:
+        await Player(application).play(operations)
+        assert not sweeping.done()
+    finally:
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+        await others.close()
+    assert await Checks(application.database).faults(1) == []
