@@ -162,6 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
     request for that protocol, so that its body would be lost. Here it is parsed once more without the offer.
     """
 
+    # As in uvicorn, what it takes is narrower than asyncio's own; and _Gathering hands on all that uvicorn asks of it.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
 

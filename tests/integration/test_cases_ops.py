@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import subprocess
 import time
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import httpx
@@ -71,19 +73,28 @@ async def test_a_silent_upstreams_stream_is_begun_and_kept_alive(database_url: s
     assert case.answer(1).body.count(b"\n\n: ") >= 3
 
 
+@contextlib.asynccontextmanager
+async def _serving_process(
+    reply: Reply, database_url: str
+) -> AsyncIterator[tuple["subprocess.Popen[bytes]", httpx.AsyncClient]]:
+    """A server that is a process of its own, before an upstream with this reply, and a client of it."""
+    async with contextlib.AsyncExitStack() as opened:
+        folder = opened.enter_context(processes.data_folder())
+        upstream = await opened.enter_async_context(serving(Mock([reply])))
+        line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
+        process = opened.enter_context(processes.running([*line, "--database-url", database_url], folder, "serve"))
+        log = folder / "serve.log"
+        url = (await asyncio.to_thread(processes.awaited, process, lambda: processes.serving(log), log))["url"]
+        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        yield process, http
+
+
 async def test_a_turn_whose_process_was_killed_is_in_nobodys_way(database_url: str) -> None:
     """B142: nothing of a turn is stored before its end, so that there is no row that would have to be mended"""
     [stream] = case_replies(cases()["B142"])
     first, *_, other = cases()["B142"]["client_steps"]
     async with contextlib.AsyncExitStack() as opened:
-        folder = opened.enter_context(processes.data_folder())
-        upstream = await opened.enter_async_context(serving(Mock([stream])))
-        line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
-        line += ["--database-url", database_url]
-        process = opened.enter_context(processes.running(line, folder, "killed"))
-        log = folder / "killed.log"
-        url = (await asyncio.to_thread(processes.awaited, process, lambda: processes.serving(log), log))["url"]
-        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        process, http = await opened.enter_async_context(_serving_process(stream, database_url))
         async with http.stream("POST", "/v1/responses", json=first["json"]) as answer:
             lines = answer.aiter_lines()
             in_progress = await anext(told async for told in lines if '"response.in_progress"' in told)
@@ -104,14 +115,7 @@ async def test_memory_does_not_grow_with_what_is_stored(database_url: str) -> No
     [reply] = case_replies(cases()["B143"])
     [step] = cases()["B143"]["client_steps"]
     async with contextlib.AsyncExitStack() as opened:
-        folder = opened.enter_context(processes.data_folder())
-        upstream = await opened.enter_async_context(serving(Mock([reply])))
-        line = [processes.OURS / "rejoinder", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
-        line += ["--database-url", database_url]
-        process = opened.enter_context(processes.running(line, folder, "weighed"))
-        log = folder / "weighed.log"
-        url = (await asyncio.to_thread(processes.awaited, process, lambda: processes.serving(log), log))["url"]
-        http = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+        process, http = await opened.enter_async_context(_serving_process(reply, database_url))
 
         async def ask(times: int) -> int:
             """Ask so often, four at a time; the bytes of memory that the server then takes."""
