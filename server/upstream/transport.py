@@ -6,12 +6,14 @@ raised as httpx's own exception for it.
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, Literal, cast
 from urllib.parse import unquote_to_bytes
 
 import httpx
+from aiohappyeyeballs import start_connection
 
 from server.upstream.body import Body
 from server.upstream.http_reply import HttpReply
@@ -22,6 +24,9 @@ BUFFER_BYTES_MAX = 262_144
 
 IDLE_MAX_S = 3
 """vLLM's own server closes an idle connection after 5 s; ours must let go of it first, or a turn meets a closed one."""
+
+_NEXT_ADDRESS_AFTER_S = 0.25
+"""A name may have an address that swallows what is sent there; another is tried beside it (RFC 8305, 5)."""
 
 _Origin = tuple[str, str, int | None]
 
@@ -50,10 +55,13 @@ class LeanTransport(httpx.AsyncBaseTransport):
         kept = self._pool.take(origin)
         if kept is not None:
             try:
-                return await self._ask(kept, request.method, message, silence_max_s)
+                response = await self._ask(kept, request.method, message, silence_max_s)
+                if not _is_told_of_idleness(response):
+                    return response
+                await response.aclose()
             except (httpx.ReadError, httpx.RemoteProtocolError):
                 # Its peer closed it, most likely before the request came there: a fresh one is asked, once.
-                if kept.has_answered:
+                if kept.has_answered or self._pool.is_closed:
                     raise
         fresh = await self._open(origin, limits.get("connect"))
         return await self._ask(fresh, request.method, message, silence_max_s)
@@ -78,18 +86,20 @@ class LeanTransport(httpx.AsyncBaseTransport):
     async def _open(self, origin: _Origin, timeout_s: float | None) -> "_Connection":
         scheme, host, port = origin
         is_tls = scheme == "https"
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
+                found = await loop.getaddrinfo(host, port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
+                _, connection = await loop.create_connection(
                     lambda: _Connection(origin, self._pool.opened),
-                    host,
-                    port or (443 if is_tls else 80),
+                    sock=await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_S),
                     ssl=self._tls_context() if is_tls else None,
                     server_hostname=host if is_tls else None,
                 )
         except TimeoutError as error:
             raise httpx.ConnectTimeout("No connection was made in time.") from error
-        except (OSError, UnicodeError) as error:
+        except (OSError, RuntimeError, UnicodeError) as error:
+            # uvloop has a RuntimeError for some of what is an OSError elsewhere.
             raise httpx.ConnectError("No connection was made.") from error
         if self._pool.is_closed or not connection.is_usable:
             connection.end()
@@ -145,6 +155,15 @@ def _head(request: httpx.Request, body_bytes: int) -> bytes:
     if head.count(b"\r") + head.count(b"\n") != 2 * (len(lines) + 1):
         raise httpx.LocalProtocolError("A header of the request holds a line break.")
     return head
+
+
+def _is_told_of_idleness(response: httpx.Response) -> bool:
+    """Whether a kept connection was given up, as some proxies say it, while a request was on its way to there.
+
+    Such a request was not read, and may be sent again (RFC 9110, 15.5.9). A gateway's own time-out is a 408 as well,
+    but keeps the connection: that request was read.
+    """
+    return response.status_code == 408 and response.headers.get("connection", "").lower() == "close"
 
 
 def _anything() -> bool:
@@ -242,11 +261,12 @@ class _Connection(asyncio.Protocol):
         except httpx.RemoteProtocolError as fault:
             self.fail(fault)
             return
+        if reply.status:
+            self._wake()
+        # What was handed on just now is not waited for: nobody would resume the reading.
         if reply.pieces_bytes > BUFFER_BYTES_MAX and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if reply.status:
-            self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._opened.discard(self)

@@ -68,6 +68,13 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
+def server_tls() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
 def lean(idle_max_s: float = 3) -> httpx.AsyncBaseTransport:
     return LeanTransport(trusting(), idle_max_s=idle_max_s)
 
@@ -595,18 +602,53 @@ async def test_a_port_that_nobody_has(made: Factory) -> None:
             await whole(transport, f"http://127.0.0.1:{port}")
 
 
-@both
-@on_a_loop
-async def test_a_peer_that_takes_no_connection(made: Factory) -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+@contextlib.asynccontextmanager
+async def full() -> AsyncIterator[int]:
+    """The port of one that lets every connection wait."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as waiting:
         for _ in range(4):
             one = waiting.enter_context(socket.socket())
             one.setblocking(False)
-            one.connect_ex(full.getsockname())
+            one.connect_ex(server.getsockname())
         await asyncio.sleep(0.05)
-        async with opened(made) as transport:
-            with pytest.raises(httpx.ConnectTimeout):
-                await whole(transport, f"http://127.0.0.1:{full.getsockname()[1]}", connect_s=SHORT_S)
+        yield server.getsockname()[1]
+
+
+@both
+@on_a_loop
+async def test_a_peer_that_takes_no_connection(made: Factory) -> None:
+    async with full() as port, opened(made) as transport:
+        with pytest.raises(httpx.ConnectTimeout):
+            await whole(transport, f"http://127.0.0.1:{port}", connect_s=SHORT_S)
+
+
+@pytest.mark.parametrize("first", ["nobody", "full"])
+@on_a_loop
+async def test_a_name_with_several_addresses(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the lean transport alone: aiohttp's looks names up in its own way, and takes no port from there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = taken.getsockname()[1]
+    async with full() as full_port, serving(saying(OK)) as peer, opened(lean) as transport:
+        ports = [nobody if first == "nobody" else full_port, httpx.URL(peer.url).port]
+
+        loop = asyncio.get_running_loop()
+        look_up = loop.getaddrinfo
+
+        async def found(host: str, *arguments: Any, **named: Any) -> list[Any]:
+            if host != "two.test":
+                return await look_up(host, *arguments, **named)
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port)) for port in ports]
+
+        monkeypatch.setattr(loop, "getaddrinfo", found)
+        assert await whole(transport, "http://two.test", connect_s=2) == b"ok"
+
+
+@both
+@on_a_loop
+async def test_a_name_that_nobody_knows(made: Factory) -> None:
+    async with opened(made) as transport:
+        with pytest.raises(httpx.ConnectError):
+            await whole(transport, "http://nobody.invalid", connect_s=TEST_MAX_S)
 
 
 @both
@@ -703,6 +745,22 @@ async def test_what_nobody_reads_stays_with_its_sender(made: Factory) -> None:
         assert written < 16_000_000
         assert len(await body_of(response)) == len(piece) * pieces
         assert peer.connections == 1
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@both
+@on_a_loop
+async def test_what_was_held_back_is_poured_when_somebody_reads(made: Factory, tls: bool) -> None:
+    """TLS gives what it has decrypted in one piece, which may be larger than all that is held back."""
+    large = bytes(range(256)) * 20_000
+    reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(large) + large
+    async with serving(saying(reply, OK), server_tls() if tls else None) as peer, opened(made) as transport:
+        response = await begun(transport, peer.url.replace("127.0.0.1", "localhost"))
+        await asyncio.sleep(0.1)
+        pieces: list[bytes] = []
+        await cast(Body, response.stream).pour(lambda piece: bool(pieces.append(piece)))
+        await response.aclose()
+        assert b"".join(pieces) == large
 
 
 # --- connections that are kept
@@ -828,6 +886,33 @@ async def test_bytes_to_an_idle_connection_answer_no_request() -> None:
         assert peer.connections == 2
 
 
+@pytest.mark.parametrize(
+    ("connection", "body"), [("close", b"ok"), ("Close", b"ok"), ("keep-alive", b"")], ids=["told", "Told", "a reply"]
+)
+@on_a_loop
+async def test_a_request_that_met_the_end_of_its_connection_is_sent_again(connection: str, body: bytes) -> None:
+    """Of the lean transport alone. A time-out that a gateway tells of the request itself is its answer."""
+    timed_out = f"HTTP/1.1 408 Slow\r\nconnection: {connection}\r\ncontent-length: 0\r\n\r\n".encode()
+
+    async def answer(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(OK, timed_out)(peer, reader, writer)
+
+    async with serving(answer) as peer, opened(lean) as transport:
+        assert await whole(transport, peer.url) == b"ok"
+        response = await begun(transport, peer.url, body=b"again")
+        assert (response.status_code, await body_of(response)) == (200 if body else 408, body)
+        assert [request[-5:] for request in peer.requests[1:]] == [b"again"] * (2 if body else 1)
+
+
+@both
+@on_a_loop
+async def test_a_time_out_on_a_fresh_connection_is_the_answer(made: Factory) -> None:
+    timed_out = b"HTTP/1.1 408 Slow\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    async with serving(saying(timed_out, close=True)) as peer, opened(made) as transport:
+        assert (await begun(transport, peer.url)).status_code == 408
+        assert peer.connections == 1
+
+
 @both
 @on_a_loop
 async def test_a_reply_that_is_not_read_to_its_end_ends_its_connection(made: Factory) -> None:
@@ -923,6 +1008,20 @@ async def test_closing_ends_everything() -> None:
         with pytest.raises(httpx.ReadError):
             await reading
         await until(lambda: peer.open == 0)
+
+
+@on_a_loop
+async def test_closing_sends_nothing_again() -> None:
+    async with serving(saying(OK, b"")) as peer:
+        transport = lean()
+        assert await whole(transport, peer.url) == b"ok"
+        waiting = asyncio.create_task(whole(transport, peer.url))
+        await until(lambda: len(peer.requests) == 2)
+        await transport.aclose()
+        with pytest.raises(httpx.ReadError):
+            await waiting
+        await until(lambda: peer.open == 0)
+        assert peer.connections == 1
 
 
 @on_a_loop
@@ -1046,13 +1145,6 @@ async def test_ipv6(made: Factory) -> None:
 
 
 # --- TLS
-
-
-def server_tls() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATE)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    return context
 
 
 @both
