@@ -26,7 +26,8 @@ class Known(NamedTuple):
 
 
 class RecentHistories:
-    """At most `bytes_max` of them, those that were used last. What several have in common counts once.
+    """At most `bytes_max` of them, those that were used last. What several have in common counts once, and one that is
+    larger than this by itself is not kept: it would force all others out.
 
     Of each chain, named by its root's id, it is known which history was put last: a response that another process made
     goes on from it, as a rule.
@@ -55,6 +56,8 @@ class RecentHistories:
         return None if reading is None else Known(reading.response_id, self._pasts[reading][1])
 
     def put(self, reading: Reading, root_id: str, past: Past) -> None:
+        if sum(size for _, size in past.sizes()) > self._bytes_max:
+            return
         known = self._pasts.pop(reading, None)
         self._hold(past)
         self._pasts[reading] = root_id, past

@@ -4,16 +4,17 @@ What lives here is immutable, as every response's history is (DESIGN 5): a longe
 it goes on from. So a turn costs what is new in it, however long its chain is.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from server.protocol.items import Item
 
-# What Python needs to hold each, besides their texts.
-_PAST_BYTES = 500
-_ITEM_BYTES = 400
-_ID_BYTES = 150
+# What Python needs to hold each, besides their texts, and to find it.
+_PAST_BYTES = 900
+_ITEM_BYTES = 300
+_ID_BYTES = 100
 
 
 class OpenCall(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ class Replayed(msgspec.Struct, frozen=True):
         if not items:
             return self
         text, ids = b",".join(elements), frozenset(item.public_id for item in items)
-        part = Part(text, ids, len(text) + sum(len(one) + _ID_BYTES for one in ids))
+        part = Part(text, ids, len(text) + sum(sys.getsizeof(one) + _ID_BYTES for one in ids))
         return Replayed(
             _merged([*self.parts, part]),
             tuple(open_calls),
@@ -89,8 +90,10 @@ class Past(msgspec.Struct, frozen=True):
         yield id(self), _PAST_BYTES
         for part in self.replayed.parts:
             yield id(part), part.size
+        for call in self.replayed.open_calls:
+            yield id(call.item), _size(call.item)
         for turn in self.turns:
-            yield id(turn), sum(len(item.body) + _ITEM_BYTES for item in turn)
+            yield id(turn), sum(map(_size, turn))
 
 
 class KnownIds:
@@ -102,6 +105,12 @@ class KnownIds:
 
     def __contains__(self, public_id: object) -> bool:
         return public_id in self._ids or self._replayed.holds(str(public_id))
+
+
+def _size(item: Item) -> int:
+    """What an item takes in memory, in bytes: its ids may be long, and of any characters."""
+    ids = sys.getsizeof(item.public_id) + sys.getsizeof(item.call_id)
+    return len(item.body) + len(item.fidelity or b"") + ids + _ITEM_BYTES
 
 
 def _merged(parts: list[Part]) -> tuple[Part, ...]:

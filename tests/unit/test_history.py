@@ -1,8 +1,10 @@
 """Histories that were replayed before: they say the same as the whole, share what they can, and are forgotten."""
 
 import json
+import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,13 +152,13 @@ def past(*names: str) -> Past:
 
 
 def test_what_was_used_last_is_kept_longest() -> None:
-    # Each takes 1900: a thousand of text, 400 for the item and 500 for itself.
-    recent = RecentHistories(4000)
+    # Each takes 2266: a thousand of text, 50 for its id and 16 for having none of a call, and 300 and 900 for the rest.
+    recent = RecentHistories(5000)
     recent.put(reading("a"), "root", past("a"))
     recent.put(reading("b"), "root", past("b"))
-    assert (recent.bytes, recent.get(reading("a"))) == (3800, past("a"))
+    assert (recent.bytes, recent.get(reading("a"))) == (4532, past("a"))
     recent.put(reading("c"), "root", past("c"))
-    assert recent.bytes == 3800
+    assert recent.bytes == 4532
     assert [recent.get(reading(name)) is not None for name in "abc"] == [True, False, True]
 
 
@@ -184,9 +186,42 @@ def test_all_memory_is_given_back_when_all_is_forgotten() -> None:
         recent.put(reading(str(number)), "root", Past(chain))
         recent.put(reading("replaced"), "root", Past(chain))
     assert 50 * 500 < recent.bytes <= 100_000
-    # What is larger than all of it forces all else out, and itself.
-    recent.put(reading("huge"), "root", Past(turns=[[item("h", 100_001)]]))
-    assert (recent.bytes, recent.get(reading("huge")), recent.get(reading("49"))) == (0, None, None)
+    # What takes nearly all of it forces all else out, and goes in turn.
+    recent.put(reading("large"), "root", Past(turns=[[item("l", 98_000)]]))
+    assert (recent.get(reading("49")), recent.get(reading("large"))) == (None, Past(turns=[[item("l", 98_000)]]))
+    recent.put(reading("small"), "root", Past(turns=[[item("s", 1000)]]))
+    assert (recent.bytes, recent.get(reading("large"))) == (2266, None)
+
+
+def test_what_is_larger_than_all_memory_is_not_kept_and_forces_nothing_out() -> None:
+    recent = RecentHistories(10_000)
+    recent.put(reading("a"), "root", past("a"))
+    recent.put(reading("huge"), "root", Past(turns=[[item("h", 10_001)]]))
+    recent.put(reading("a"), "root", Past(turns=[[item("h", 10_001)]]))
+    assert (recent.bytes, recent.get(reading("huge")), recent.get(reading("a"))) == (2266, None, past("a"))
+    assert recent.last_of_chain(reading("root")) == ("a", past("a"))
+
+
+def made_of(kind: str, number: int) -> Past:
+    name = ("\U0001f600" if kind == "wide ids" else "i") * 200 + str(number)
+    one = Item(body=b"%0500d" % number, public_id=name, type="function_call", call_id=name[::-1], fidelity=bytes(100))
+    if kind == "turns":
+        return Past(turns=[[one]])
+    open_calls = [OpenCall(one, is_followed=False)] if kind == "open calls" else []
+    return Past(Replayed().followed_by([one], [b"%0100d" % number], 0, open_calls))
+
+
+@pytest.mark.parametrize("kind", ["turns", "ids", "wide ids", "open calls"])
+def test_what_is_counted_is_what_it_takes(kind: str) -> None:
+    recent = RecentHistories(10**9)
+    recent.put(reading("warm"), "warm", made_of(kind, 0))
+    tracemalloc.start()
+    before = recent.bytes
+    for number in range(2000):
+        recent.put(reading(str(number)), str(number), made_of(kind, number))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.7 < (recent.bytes - before) / taken < 1.6
 
 
 def test_of_each_chain_it_is_known_what_was_put_last() -> None:
@@ -199,7 +234,7 @@ def test_of_each_chain_it_is_known_what_was_put_last() -> None:
     assert recent.last_of_chain(reading("b")) is None
     assert recent.last_of_chain(reading("a", "other")) is None
     assert recent.last_of_chain(Reading(2, "a", "up")) is None
-    # Each takes 1900, so that "a" goes; the chain is still known by "b", until that goes too.
+    # Each takes 2266, so that "a" goes; the chain is still known by "b", until that goes too.
     recent.put(reading("c"), "c", past("c"))
     assert recent.last_of_chain(reading("a")) == ("b", past("b"))
     recent.put(reading("d"), "d", past("d"))
