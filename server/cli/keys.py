@@ -71,8 +71,8 @@ async def _refuse_unheld_role(config: Config, database: Database, tenant: str) -
 
 async def _create(api_keys: ApiKeys, arguments: argparse.Namespace) -> None:
     tenant: str = arguments.tenant
-    if not tenant or not ids.is_usable(tenant):
-        raise ConfigError("the name of a tenant is at most 256 characters, none of them a control character")
+    if tenant != tenant.strip() or not ids.is_usable(tenant):
+        raise ConfigError("the name of a tenant is 1 to 256 characters, no control characters and no space at its ends")
     key = keys.new_key()
     if await api_keys.create(key, tenant, is_first_only=arguments.if_first):
         _show(key, f"A key of the tenant {tenant}. {_KEPT_NOWHERE}")

@@ -165,6 +165,8 @@ def test_the_first_key_can_be_asked_for_every_time(database_url: str) -> None:
         (["rotate", "rjk_unknown1"], "no such key"),
         (["create", "--tenant", ""], "the name of a tenant"),
         (["create", "--tenant", "a\nb"], "the name of a tenant"),
+        (["create", "--tenant", " "], "the name of a tenant"),
+        (["create", "--tenant", "a "], "the name of a tenant"),
         (["create", "--tenant", "a" * 257], "the name of a tenant"),
     ],
 )
