@@ -29,6 +29,7 @@ Field = str | int | float | bool | None
 FIELD_CHARACTERS_MAX: Final = 256
 FRAMES_MAX: Final = 6
 
+_AS_THEY_ARE: Final = (int, bool, type(None))
 _PACKAGE = Path(__file__).parent
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -144,8 +145,6 @@ def unwrapped(error: BaseException) -> BaseException:
 
 def scrubbed_urls(text: str) -> str:
     """`text` with each URL in it reduced to scheme, host, port and path: no credentials, no query, no fragment."""
-    if "://" not in text:
-        return text
     return _URL.sub(lambda match: f"{match[1]}://{_scrubbed_rest(match[2])}", text)
 
 
@@ -183,15 +182,15 @@ class _LibraryRecords(logging.Handler):
 
 
 def _safe(fields: dict[str, Field]) -> dict[str, Field]:
-    # Most are numbers, which cost more to look at than to write.
-    safe = {name: value if type(value) is int else _safe_value(value) for name, value in fields.items()}
+    # Most are of these types, which cost more to look at than to write.
+    safe = {name: value if type(value) in _AS_THEY_ARE else _safe_value(value) for name, value in fields.items()}
     line = _REQUEST.get()
     return safe if line is None else {"request_id": line.request_id, **safe}
 
 
 def _safe_value(value: Field) -> Field:
     if isinstance(value, str):
-        return scrubbed_urls(value)[:FIELD_CHARACTERS_MAX]
+        return (scrubbed_urls(value) if "://" in value else value)[:FIELD_CHARACTERS_MAX]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, int | float):

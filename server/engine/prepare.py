@@ -37,6 +37,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     request: Request
     response_id: str
     upstream: Upstream
+    issuer: str
     context: Context
     history: Replayed
     past: Past
@@ -96,11 +97,12 @@ class Preparation:
         request, given = await aside(len(body), _parsed, body, self._json_depth_max)
         upstream = self._upstreams.of(request.model).on_behalf_of(asker.authorization)
         given = await self._histories.resolved(tenant_id, given)
-        origin, past = await self._histories.of(tenant_id, request, upstream.issuer(request.model))
+        issuer = upstream.issuer(request.model)
+        origin, past = await self._histories.of(tenant_id, request, issuer)
         try:
             prepared = await _prepared_aside(_Basis(request, response_id, upstream, past, given, asker))
             if past.turns and origin.parent is not None and request.previous_response_id is not None:
-                reading = Reading(tenant_id, request.previous_response_id, upstream.issuer(request.model))
+                reading = Reading(tenant_id, request.previous_response_id, issuer)
                 self.remember(reading, origin.parent.root_public_id, prepared.past)
             return prepared, origin
         except BaseException:
@@ -150,7 +152,8 @@ def _prepared(basis: _Basis) -> Prepared:
     history_param = "previous_response_id" if request.conversation_id is None else "conversation"
     context = whole(basis.past, basis.given, history_param)
     sent = kept_within(request, context, upstream.budget.narrowed(basis.asker.budget), history_param)
-    decisions = replay(context, profile, history_param, upstream.issuer(request.model))
+    issuer = upstream.issuer(request.model)
+    decisions = replay(context, profile, history_param, issuer)
     history = _replayed(context, decisions[: len(decisions) - len(context.input_items)], upstream)
     of_input = decisions[len(decisions) - len(context.input_items) :]
     elements = [*history.texts(), *upstream.dialect.elements(of_input, profile)]
@@ -161,6 +164,7 @@ def _prepared(basis: _Basis) -> Prepared:
         request=request,
         response_id=basis.response_id,
         upstream=upstream,
+        issuer=issuer,
         context=context,
         history=history,
         past=Past(history) if context.is_settled else basis.past,

@@ -53,6 +53,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str
     request: Request
     upstream: Upstream
+    issuer: str
     origin: Origin
     past: Past
     input_items: list[Item]
@@ -68,10 +69,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         """What the turns of a chain have in common, and those of a conversation."""
         parent = self.origin.parent
         return self.request.conversation_id or (parent.root_public_id if parent else self.response_id)
-
-    @property
-    def issuer(self) -> str:
-        return self.upstream.issuer(self.request.model)
 
 
 class Turns:
@@ -149,6 +146,7 @@ class Turns:
             response_id=prepared.response_id,
             request=request,
             upstream=prepared.upstream,
+            issuer=prepared.issuer,
             origin=origin,
             past=prepared.past,
             input_items=prepared.input_items,

@@ -21,7 +21,7 @@ from server.mock import Reply
 from tests.application import Application, message, reply, running
 from tests.postgres import connected, recorded_statements
 
-CALLS_OF_A_JSON_TURN_MAX = 596
+CALLS_OF_A_JSON_TURN_MAX = 590
 CALLS_OF_A_LARGER_BURST_MAX = 50
 CALLS_OF_A_DELTA_OF_ITS_OWN_MAX = 26.4
 CALLS_OF_A_REPLAYED_ITEM_MAX = 60.5
