@@ -76,10 +76,13 @@ class Requests:
             minute.told, minute.untold = total, minute.untold - untold
 
     async def _tell_all(self) -> None:
-        while any(minute.untold for minute in self._minutes.values()):
-            await asyncio.sleep(TELL_INTERVAL_S)
-            await self.tell()
-        self._telling = None
+        try:
+            while any(minute.untold for minute in self._minutes.values()):
+                await asyncio.sleep(TELL_INTERVAL_S)
+                await self.tell()
+        finally:
+            # Whatever ended it, the next request begins it anew.
+            self._telling = None
 
 
 class OpenTurns:
