@@ -8,7 +8,7 @@ whole document for one lone surrogate, so such a text is cut by the standard lib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -32,6 +32,7 @@ _KINDS = {'"': "a string", "{": "an object", "[": "an array", "t": "a boolean", 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER = msgspec.json.Encoder()
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class Malformed(ValueError):
@@ -168,6 +169,18 @@ def elements(text: bytes) -> list[bytes]:
         return [bytes(element) for element in _ARRAY.decode(text)]
     except msgspec.DecodeError:
         return [text[start:end] for start, end in _elements_slowly(text)]
+
+
+def objects(text: bytes) -> list[dict[str, bytes]]:
+    """The members that are not null of each element of a JSON array that is an object.
+
+    Raises Malformed where `text` is not an array.
+    """
+    try:
+        found: Iterable[Mapping[str, bytes | msgspec.Raw]] = _OBJECTS.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        found = [dict(Object(element).members()) for element in elements(text) if element.startswith(b"{")]
+    return [{name: value for name, part in one.items() if (value := bytes(part)) != NULL} for one in found]
 
 
 def decode(text: bytes) -> Any:

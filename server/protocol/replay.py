@@ -5,9 +5,9 @@ by itself. The copy of an item depends on the item, the items of its own turn an
 stands; so turn n+1 begins with turn n's bytes and the upstream's prefix cache keeps hitting.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Literal
 
 import msgspec
 
@@ -34,24 +34,35 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     details: bytes | None = None
 
 
-class _Place(NamedTuple):
-    """An item, and what of its surroundings its copy depends on.
+class _Surroundings(msgspec.Struct, frozen=True, gc=False):
+    """What the items of one chat message have in common: its number, whether a call is among them, the fields that
+    carry reasoning in it; and who reads them."""
 
-    An error names the item as `known_as` and the request member that brought it as `param`. `fields` are those that
-    carry reasoning in its chat message.
+    message: int
+    has_call: bool
+    fields: tuple[str, ...]
+    profile: Profile
+    issuer: str
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    """An item, and what its copy depends on besides.
+
+    `param` is the request member that brought it; `is_asked` says that this is the request's own input.
     """
 
     item: Item
     cut: raw.Object
-    profile: Profile
-    issuer: str
+    around: _Surroundings
     param: str
-    known_as: str
-    message: int
-    fields: tuple[str, ...]
-    beside_call: bool
+    is_asked: bool
     is_answered: bool
     answers: Item | None
+
+    @property
+    def known_as(self) -> str:
+        """What an error calls it: an id minted for an item of this very request would tell its sender nothing."""
+        return self.param if self.is_asked and not _has_text(self.cut.get("id")) else self.item.public_id
 
 
 def replay(context: Context, profile: Profile, history_param: str, issuer: str) -> list[Decision]:
@@ -66,28 +77,22 @@ def replay(context: Context, profile: Profile, history_param: str, issuer: str) 
 
 def _places(context: Context, profile: Profile, history_param: str, issuer: str) -> Iterator[_Place]:
     position = message = 0
+    last = len(context.turns) - 1
     for number, turn in enumerate(context.turns):
-        is_input = number == len(context.turns) - 1
+        is_asked = number == last
         cuts = [raw.Object(item.body) for item in turn]
         for run in _runs(turn, cuts):
-            calls = any(is_call(turn[index]) for index in run)
-            fields = _fields([turn[index] for index in run], profile)
-            for index in run:
-                item, cut = turn[index], cuts[index]
-                param = f"input[{index}]" if is_input else history_param
+            items = turn[run.start : run.stop]
+            around = _Surroundings(message, any(map(is_call, items)), _fields(items, profile), profile, issuer)
+            for index, item in zip(run, items, strict=True):
                 yield _Place(
-                    item=item,
-                    cut=cut,
-                    profile=profile,
-                    issuer=issuer,
-                    param=param,
-                    # An id minted for an item of this very request would tell its sender nothing.
-                    known_as=param if is_input and not _has_text(cut.get("id")) else item.public_id,
-                    message=message,
-                    fields=fields,
-                    beside_call=calls,
-                    is_answered=position in context.answered,
-                    answers=context.answers.get(position),
+                    item,
+                    cuts[index],
+                    around,
+                    f"input[{index}]" if is_asked else history_param,
+                    is_asked,
+                    position in context.answered,
+                    context.answers.get(position),
                 )
                 position += 1
             message += 1
@@ -95,19 +100,18 @@ def _places(context: Context, profile: Profile, history_param: str, issuer: str)
 
 def _runs(turn: Sequence[Item], cuts: Sequence[raw.Object]) -> Iterator[range]:
     """The indexes of a turn's items by chat message: what a turn put out, an unbroken inline run, any other alone."""
-    are_models = list(map(is_assistants, turn, cuts))
-    starts = [
-        index
-        for index, item in enumerate(turn)
-        if index == 0
-        or not (are_models[index - 1] and are_models[index])
-        or item.is_output != turn[index - 1].is_output
-    ]
-    for start, end in pairwise([*starts, len(turn)]):
-        yield range(start, end)
+    start, before = 0, None
+    for index, (item, cut) in enumerate(zip(turn, cuts, strict=True)):
+        made = item.is_output if is_assistants(item, cut) else None
+        if index and (made is None or made is not before):
+            yield range(start, index)
+            start = index
+        before = made
+    if turn:
+        yield range(start, len(turn))
 
 
-def _fields(run: Sequence[Item], profile: Profile) -> tuple[str, ...]:
+def _fields(run: Iterable[Item], profile: Profile) -> tuple[str, ...]:
     """The fields that carry reasoning in one chat message: the one that carried it, if all its items agree on it and
     this upstream reads it."""
     if not profile.reasoning_fields:
@@ -118,7 +122,7 @@ def _fields(run: Sequence[Item], profile: Profile) -> tuple[str, ...]:
 
 
 def _decide(place: _Place) -> Decision:
-    if place.item.type not in place.profile.item_members:
+    if place.item.type not in place.around.profile.item_members:
         return _decide_unreadable(place)
     return _RULES.get(place.item.type, _decide_other)(place)
 
@@ -138,11 +142,11 @@ def _decide_other(place: _Place) -> Decision:
 
 def _is_own(place: _Place) -> bool:
     """Whether sealed state may go to this upstream; what nobody knows the issuer of, the upstream itself judges."""
-    return place.item.issuer in (None, place.issuer)
+    return place.item.issuer in (None, place.around.issuer)
 
 
 def _refuse_or_omit(place: _Place) -> Decision:
-    if place.profile.encrypted_only == "refuse":
+    if place.around.profile.encrypted_only == "refuse":
         raise errors.encrypted_only(place.known_as, place.param)
     return _left_out(place, "encrypted_only")
 
@@ -150,7 +154,7 @@ def _refuse_or_omit(place: _Place) -> Decision:
 def _decide_reasoning(place: _Place) -> Decision:
     texts = [text for text in _texts(_parts(place.cut.get("content"))) if _has_text(text)]
     details = fidelity.read(place.item.fidelity).reasoning_details
-    if details is not None and place.profile.sends_reasoning_details and _is_own(place):
+    if details is not None and place.around.profile.sends_reasoning_details and _is_own(place):
         copy = _copy(place, {"content": raw.array([_reasoning_text(texts)])})
         return _sent(place, "kept", "reasoning_details", copy, details=details)
     is_sealed = _has_text(place.cut.get("encrypted_content"))
@@ -158,14 +162,14 @@ def _decide_reasoning(place: _Place) -> Decision:
     are_sealed = details is not None and any(
         fidelity.holds_payload(raw.Object(detail)) for detail in raw.elements(details)
     )
-    takes_sealed = "encrypted_content" in place.profile.item_members["reasoning"] and _is_own(place)
+    takes_sealed = "encrypted_content" in place.around.profile.item_members["reasoning"] and _is_own(place)
     if (is_sealed or are_sealed) and not texts and not (is_sealed and takes_sealed):
         return _refuse_or_omit(place)
-    if place.profile.reasoning == "none":
+    if place.around.profile.reasoning == "none":
         return _left_out(place, "reasoning_not_taken")
-    if place.profile.dialect == "chat" and not place.fields:
+    if place.around.profile.dialect == "chat" and not place.around.fields:
         return _left_out(place, "no_field_for_reasoning")
-    if place.profile.reasoning == "plaintext":
+    if place.around.profile.reasoning == "plaintext":
         return _decide_plaintext(place, texts, is_sealed=is_sealed)
     return _decide_opaque(place, texts, is_sealed=is_sealed, takes_sealed=takes_sealed)
 
@@ -209,17 +213,17 @@ def _decide_assistants(place: _Place, content: bytes) -> Decision:
     text = raw.joined(_texts(parts))
     if not _has_text(text):
         return _left_out(place, "empty")
-    if place.beside_call and place.profile.blank_beside_call == "left_out" and not raw.decode(text).strip():
+    if place.around.has_call and place.around.profile.blank_beside_call == "left_out" and not raw.decode(text).strip():
         return _left_out(place, "blank_beside_call")
     role = {"role": b'"assistant"'}
-    if place.profile.assistant_parts == "kept":
+    if place.around.profile.assistant_parts == "kept":
         return _sent(place, "kept", "message", _copy(place, role | {"content": _sent_parts(place, content)}))
-    sent = _joined_parts(parts, place.profile)
-    is_plain = len(parts) == 1 and (parts[0].get("refusal") is None or place.profile.refusals == "kept")
+    sent = _joined_parts(parts, place.around.profile)
+    is_plain = len(parts) == 1 and (parts[0].get("refusal") is None or place.around.profile.refusals == "kept")
     return _sent(place, "kept" if is_plain else "changed", "message", _copy(place, role | {"content": sent}))
 
 
-def _joined_parts(parts: Sequence[raw.Object], profile: Profile) -> bytes:
+def _joined_parts(parts: Sequence[Mapping[str, bytes]], profile: Profile) -> bytes:
     """One part of text that holds all of it; a refusal is text as well, or one part of its own."""
     refusals = [part for part in parts if part.get("refusal") is not None] if profile.refusals == "kept" else []
     texts = _texts(part for part in parts if part not in refusals)
@@ -251,7 +255,7 @@ def _call_id(call: Item) -> str:
 def _decide_output(place: _Place) -> Decision:
     changes: dict[str, bytes] = {}
     output = place.cut.get("output")
-    is_spoken = place.profile.output_parts == "as_text" and output is not None and output.startswith(b"[")
+    is_spoken = place.around.profile.output_parts == "as_text" and output is not None and output.startswith(b"[")
     if output is not None:
         # An output that is read as a string only is what its texts say.
         changes["output"] = raw.joined(_texts(_parts(output)), rb"\n") if is_spoken else _sent_parts(place, output)
@@ -270,7 +274,7 @@ def _sent_parts(place: _Place, content: bytes) -> bytes:
     if not content.startswith(b"["):
         return content
     parts = raw.elements(content)
-    members = place.profile.part_members
+    members = place.around.profile.part_members
     sent = parts if members is None else [part for part in (_sent_part(part, members) for part in parts) if part]
     if place.item.type.endswith("_output"):
         sent = [_with_detail(part) for part in sent]
@@ -298,7 +302,7 @@ def _with_detail(part: bytes) -> bytes:
 
 
 def _left_out(place: _Place, rule: str) -> Decision:
-    return Decision(item=place.item, action="left_out", rule=rule, copy=None, message=place.message)
+    return Decision(item=place.item, action="left_out", rule=rule, copy=None, message=place.around.message)
 
 
 def _sent(
@@ -309,22 +313,29 @@ def _sent(
         action=action,
         rule=rule,
         copy=copy,
-        message=place.message,
-        fields=place.fields if place.item.type == "reasoning" and details is None else (),
+        message=place.around.message,
+        fields=place.around.fields if place.item.type == "reasoning" and details is None else (),
         details=details,
     )
 
 
-def _copy(place: _Place, changes: dict[str, bytes], without: Collection[str] = ()) -> bytes:
+def _copy(place: _Place, changes: Mapping[str, bytes], without: Collection[str] = ()) -> bytes:
     """The item's allow-listed members, without nulls at any depth; `changes` are sent in place of what it has."""
-    members = {"type": raw.literal(place.item.type)}
-    for name in place.profile.item_members[place.item.type]:
+    pieces = [b'{"type":', raw.literal(place.item.type)]
+    for name in place.around.profile.item_members[place.item.type]:
         if name in without:
             continue
         value = _id(place) if name == "id" else changes.get(name) or _member(place, name)
         if value is not None:
-            members[name] = raw.without_null_members(value)
-    return raw.render(members)
+            pieces += _key(name), value if value.startswith(b'"') else raw.without_null_members(value)
+    pieces.append(b"}")
+    return b"".join(pieces)
+
+
+@cache
+def _key(name: str) -> bytes:
+    """What stands before the value of a member that a profile names."""
+    return b"," + raw.literal(name) + b":"
 
 
 def _member(place: _Place, name: str) -> bytes | None:
@@ -346,21 +357,19 @@ def _has_text(value: bytes | None) -> bool:
     return value not in (None, b'""')
 
 
-def _parts(content: bytes | None) -> list[raw.Object]:
+def _parts(content: bytes | None) -> list[dict[str, bytes]]:
     """The parts of a content, a string being one. What an upstream made was never judged: all else is passed over."""
     if content is None or content[:1] not in (b"[", b'"'):
         return []
-    if content.startswith(b'"'):
-        return [raw.Object(b'{"text":' + content + b"}")]
-    return [raw.Object(part) for part in raw.elements(content) if part.startswith(b"{")]
+    return [{"text": content}] if content.startswith(b'"') else raw.objects(content)
 
 
-def _texts(parts: Iterable[raw.Object]) -> list[bytes]:
+def _texts(parts: Iterable[Mapping[str, bytes]]) -> list[bytes]:
     """The string literals of parts, in order: their texts and refusals."""
     return [text for text in map(_text, parts) if text is not None]
 
 
-def _text(part: raw.Object) -> bytes | None:
+def _text(part: Mapping[str, bytes]) -> bytes | None:
     text = part.get("text") or part.get("refusal")
     return text if text is not None and text.startswith(b'"') else None
 

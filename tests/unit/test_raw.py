@@ -44,6 +44,28 @@ def test_a_lone_surrogate_is_cut_at_the_same_places(text: bytes, members: dict[s
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"[]", []),
+        (b' [ {"a" : [ 1 ] , "n" : null} , {} ] ', [{"a": b"[ 1 ]"}, {}]),
+        (b'[{"a":1,"a":2},{"a":1,"a":null}]', [{"a": b"2"}, {}]),
+        (b'[1,"x",null,[{"a":1}],{"a":1}]', [{"a": b"1"}]),
+        (b'[{"\\ud83d":1,"a":"\\ude42","n":null}]', [{"\ud83d": b"1", "a": b'"\\ude42"'}]),
+    ],
+)
+def test_the_objects_of_an_array_are_cut_and_all_else_is_passed_over(
+    text: bytes, found: list[dict[str, bytes]]
+) -> None:
+    assert raw.objects(text) == found
+
+
+@pytest.mark.parametrize("text", [b"{}", b'"x"', b"1", b'[{"a":1}', b'[{"a":1,}]'])
+def test_what_is_no_array_has_no_objects(text: bytes) -> None:
+    with pytest.raises(raw.Malformed):
+        raw.objects(text)
+
+
+@pytest.mark.parametrize(
     ("text", "last", "repeated"),
     [
         (b'{"a":1,"a":2}', b"2", ["a"]),
