@@ -232,7 +232,7 @@ def test_the_demo_can_be_interrupted(folder: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert b"Traceback" not in said
     assert processes_naming(folder) == []
 
