@@ -60,13 +60,15 @@ from api_keys as key join tenants as tenant on tenant.id = key.tenant_id
 order by key.created_at, key.prefix
 """)
 
-# A process whose clock is behind counts for the newer minute, which is at most too strict.
+# A process whose clock is a little behind counts for the newer minute, which is at most too strict. A minute that is
+# further ahead was left by a clock that was wrong, and would lock the key out until it comes.
 _COUNT: Final = Statement("""
 insert into request_counts as known (tenant_id, key_prefix, minute, requests)
 values (:tenant_id, :prefix, :minute, :requests)
 on conflict (tenant_id, key_prefix) do update
-set minute = greatest(known.minute, excluded.minute),
-    requests = excluded.requests + case when known.minute < excluded.minute then 0 else known.requests end
+set minute = case when known.minute - excluded.minute in (0, 1) then known.minute else excluded.minute end,
+    requests = excluded.requests
+        + case when known.minute - excluded.minute in (0, 1) then known.requests else 0 end
 returning requests
 """)
 

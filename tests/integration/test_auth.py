@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import openai
@@ -447,6 +448,20 @@ async def test_other_model_servers_get_no_cache_salt(database_url: str, database
 
 
 # --- how much he may ask for
+
+
+@pytest.mark.parametrize(
+    ("minute", "requests", "total"),
+    [(100, 2, 5), (99, 2, 5), (101, 2, 2), (98, 2, 2), (40, 2, 2)],
+    ids=["the same", "a clock a little behind", "the next", "far ahead before", "an hour ahead before"],
+)
+async def test_requests_of_a_minute_are_added(database: Database, minute: int, requests: int, total: int) -> None:
+    """What a clock that was far ahead has left does not lock a key out until that minute comes."""
+    keys_of, prefix = ApiKeys(database), f"rj-{uuid4().hex[:9]}"
+    assert await keys_of.count(1, prefix, 100, 3) == 3
+    assert await keys_of.count(1, prefix, minute, requests) == total
+    # And so in the minute that it is now.
+    assert await keys_of.count(1, prefix, max(minute, 100) if minute >= 99 else minute, 1) == total + 1
 
 
 async def test_a_request_too_many_is_told_when_to_come_back(tenants: Tenants) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -343,6 +343,40 @@ async def test_a_role_that_bypasses_it_is_refused_as_a_run_role(database_url: st
     refused = rejoinder("migrate", "--run-role", name, "--database-url", owner)
     assert refused.returncode == 1
     assert "bypasses row-level security" in refused.stderr
+
+
+async def test_a_role_that_owns_the_tables_is_refused_as_a_run_role(database_url: str) -> None:
+    """What it could not write any more then is what migrations write."""
+    owner, name = url_of_superuser(database_url), f"owner_{uuid4().hex[:8]}"
+    async with connected(database_url) as admin:
+        await admin.execute(f"create role {name} login")
+        before = await admin.fetchval("select tableowner from pg_tables where tablename = 'alembic_version'")
+        await admin.execute(f"alter table alembic_version owner to {name}")
+        try:
+            refused = rejoinder("migrate", "--run-role", name, "--database-url", owner)
+        finally:
+            await admin.execute(f'alter table alembic_version owner to "{before}"')
+            await admin.execute(f"drop owned by {name}; drop role {name}")
+    assert refused.returncode == 1
+    assert "owns the tables" in refused.stderr
+
+
+async def test_a_role_is_granted_the_schema_in_which_the_tables_lie(database_url: str) -> None:
+    role, schema = f"run_{uuid4().hex[:8]}", f"Other {uuid4().hex[:8]}"
+    async with connected(database_url) as admin:
+        await admin.execute(f'create schema "{schema}"')
+        separator = "&" if "?" in database_url else "?"
+        opened = Database.open(f"{url_of_superuser(database_url)}{separator}search_path=%22{quote(schema)}%22")
+        try:
+            await opened.run(Statement("create table alembic_version (version_num text)"))
+            assert await make_run_role(opened, role) is True
+            assert await admin.fetchval("select has_schema_privilege($1, $2, 'usage')", role, schema)
+            table = f'"{schema}".alembic_version'
+            assert await admin.fetchval("select has_table_privilege($1, $2, 'select')", role, table)
+            assert not await admin.fetchval("select has_table_privilege($1, $2, 'update')", role, table)
+        finally:
+            await opened.close()
+            await admin.execute(f'drop owned by {role}; drop role {role}; drop schema "{schema}" cascade')
 
 
 def test_the_embedded_postgres_has_its_own_role(tmp_path: Path) -> None:
