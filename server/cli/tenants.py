@@ -42,7 +42,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "erase",
         help="remove all that a tenant has",
         description="Remove responses, items, conversations and idempotency keys of a tenant, for good, and revoke its "
-        "API keys. What its turns cost stays, without the ids of their responses. Its turns in flight fail.",
+        "API keys. What its turns cost stays, without the ids of their responses. A turn in flight that continues "
+        "nothing is stored when it ends: erase once more then.",
         allow_abbrev=False,
     )
     erase.set_defaults(run=_erase)
